@@ -1,0 +1,42 @@
+"""One drawn tree of exceptions. The command line prints the message as one line and exits with `exit_code`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RobustKPCAError(Exception):
+    """Base class: something the user gave cannot be used. The message says expected, got, and what exists."""
+
+    exit_code = 2
+
+
+class SpecError(RobustKPCAError):
+    """A name, budget, suite or option that does not make sense."""
+
+
+class CheckpointError(RobustKPCAError):
+    """A weight file that is missing, torn, unsafe, or does not fit the model."""
+
+
+class DataError(RobustKPCAError):
+    """A data set that is missing, empty, or does not fit the model."""
+
+
+class RunError(RobustKPCAError):
+    """A run folder that cannot be read, written or continued."""
+
+
+class TrainingError(RobustKPCAError):
+    """Training that cannot go on."""
+
+    exit_code = 1
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Message for a name that does not exist: the closest one, then all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}.{hint} Available: {', '.join(known)}"
