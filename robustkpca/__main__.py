@@ -1,0 +1,3 @@
+from robustkpca.cli import main
+
+main()

@@ -1,0 +1,113 @@
+"""Vision transformers by name, and the Classifier: a model as evaluation sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from robustkpca.attention import RPCAttention, SymmetricAttention
+from robustkpca.errors import CheckpointError, SpecError, unknown
+from robustkpca.settings import ModelSettings
+
+
+def build_network(settings: ModelSettings) -> nn.Module:
+    """The bare network of `settings` with fresh weights: normalised images (B, C, H, W) -> logits (B, classes)."""
+    if settings.family.startswith("timm:"):
+        name = settings.family.removeprefix("timm:")
+        if name not in timm.list_models():
+            raise SpecError(unknown("timm model", name, timm.list_models(name.split("_")[0] + "*") or ["see timm.list_models()"]))
+        return timm.create_model(name, num_classes=settings.num_classes)
+    symmetric = settings.family != "vit"
+    network = VisionTransformer(
+        img_size=settings.preprocessing.img_size,
+        patch_size=settings.patch_size,
+        in_chans=settings.preprocessing.channels,
+        num_classes=settings.num_classes,
+        embed_dim=settings.width,
+        depth=settings.depth,
+        num_heads=settings.heads,
+        qkv_bias=True,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        **({"attn_layer": SymmetricAttention} if symmetric else {}),
+    )
+    if settings.rpc:
+        for i in settings.rpc.indices(len(network.blocks)):
+            block = network.blocks[i]
+            block.attn = RPCAttention.of(block.attn, iterations=settings.rpc.iterations, lam=settings.rpc.lam)
+    return network
+
+
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (first 16 hex digits) of names, dtypes, shapes and values: the same in any file format or order."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+class Classifier(nn.Module):
+    """A network with its own normalisation, always in eval mode, its parameters frozen.
+
+    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A network that
+    returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, settings: ModelSettings, *, title: str | None = None, source: str = "") -> None:
+        super().__init__()
+        self.network = network
+        self.settings = settings
+        self.title = title or settings.title
+        self.source = source  # where the weights came from, for the receipt
+        self.weights = weights_hash(network.state_dict())
+        shape = (1, settings.preprocessing.channels, 1, 1)
+        self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(settings.preprocessing.std).reshape(shape), persistent=False)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Classifier:
+        """Stays in eval mode, all sub-modules too, whatever an attack library asks for."""
+        return super().train(False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """[0, 1] pixels to normalised units."""
+        return (images - self.mean) / self.std
+
+    def denormalize(self, images: Tensor) -> Tensor:
+        """Normalised units to pixels."""
+        return images * self.std + self.mean
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits_of_normalized(self.normalize(images))
+
+    def logits_of_normalized(self, images: Tensor) -> Tensor:
+        """Logits of already normalised images, (B, C, H, W) -> (B, classes)."""
+        single = images.shape[0] == 1
+        # Matrix libraries multiply a single row with another kernel, which rounds otherwise: two copies keep a
+        # sample's logits the same to the bit in a batch of one (measured on the CPU).
+        logits = self.network(images.expand(2, *images.shape[1:]) if single else images)
+        if isinstance(logits, tuple | list):
+            logits = torch.stack(tuple(logits)).mean(0)
+        if single:
+            logits = logits[:1]
+        if logits.shape != (images.shape[0], self.settings.num_classes):
+            raise CheckpointError(
+                f"{self.title}: expected logits of shape {(images.shape[0], self.settings.num_classes)}, "
+                f"got {tuple(logits.shape)}"
+            )
+        return logits
