@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from robustkpca.errors import RobustKPCAError, SpecError
+from robustkpca.errors import RobustKPCAError, RunError, SpecError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from robustkpca.models import Classifier
+    from robustkpca.outcomes import Run
+    from robustkpca.spec import Suite
 
 app = typer.Typer(
     name="robustkpca",
     help="How robust is a vision transformer, and does attention with robust principal components make it more so?",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -33,6 +41,15 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
+
+
+@app.callback()
+def common(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from robustkpca import __version__
+
+        print(__version__)
+        raise typer.Exit
 
 
 Iterations = Annotated[int | None, typer.Option(help="RPC-Attention: iterations n of PAP.")]
@@ -58,6 +75,241 @@ def pick_device(name: str) -> str:
     return name
 
 
+Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread over the classes, drawn with --seed.")]
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."),
+    ] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.")] = None,
+    checkpoint: Annotated[
+        list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Data set (see `datasets`): NAME or NAME:DIR.")] = "fashion-mnist",
+    protocol: Annotated[str | None, typer.Option(help="standard or paper: which of the suites pgd and pgd-paper.")] = None,
+    eps: Annotated[list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Layers = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")] = None,
+    limit: Limit = None,
+    batch_size: Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")] = 100,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")] = 0,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")] = None,
+) -> None:
+    """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
+    import time
+
+    from robustkpca import evaluation
+    from robustkpca.datasets import load_samples
+    from robustkpca.outcomes import fingerprint
+
+    started = time.monotonic()
+    suites = _suites(attack, protocol, eps, steps)
+    where = pick_device(device)
+    samples = load_samples(data, limit=limit, seed=seed)
+    classifiers = _classifiers(model, checkpoint, where, iterations=iterations, lam=lam, layers=layers, heads=heads)
+    evaluation.check_request(classifiers, samples, suites)
+    if out_dir is None:
+        mark = fingerprint(evaluation.request_for(classifiers, samples, suites, seed, batch_size))
+        out_dir = Path("runs") / f"{'-'.join(s.name for s in suites)}-{mark[:8]}"
+    for line in (
+        f"models   {', '.join(evaluation.unique_labels(classifiers))}",
+        f"data     {samples.name}, n = {len(samples)}",
+        *(f"attack   {suite.name}: {suite.describe()}" for suite in suites),
+        f"device   {where}, float32, seed {seed}, batch size {batch_size}",
+    ):
+        err.print(line, markup=False, highlight=False)
+    try:
+        with _progress() as progress:
+            bar = progress.add_task("starting", total=None)
+
+            def show(now: evaluation.Progress) -> None:
+                progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
+
+            run = evaluation.evaluate(
+                classifiers, samples, suites, out_dir, seed=seed, batch_size=batch_size, workers=workers, on_progress=show
+            )
+    except KeyboardInterrupt:
+        kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
+        err.print(f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there", soft_wrap=True)
+        sys.exit(130)
+    healthy = _show_run(run)
+    out.print(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)", highlight=False, soft_wrap=True)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _suites(names: list[str] | None, protocol: str | None, eps: list[str] | None, steps: int | None) -> list[Suite]:
+    from robustkpca.spec import load_suite, suite_names
+
+    if not names:
+        raise SpecError(f"--attack: expected at least one of {', '.join(suite_names())}, or a .toml file")
+    if protocol not in (None, "standard", "paper"):
+        raise SpecError(f"--protocol: expected standard or paper, got {protocol!r}")
+    suites = [load_suite(name, protocol) for name in names]  # type: ignore[arg-type]
+    if eps:
+        suites = [suite.with_eps(eps) for suite in suites]
+    return [suite.with_steps(steps) for suite in suites] if steps is not None else suites
+
+
+def _classifiers(
+    models: list[str] | None, files: list[str] | None, device: str, *, layers: str | None, **settings: Any
+) -> list[Classifier]:
+    from robustkpca.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.settings import parse_layers
+
+    if not models and not files:
+        raise SpecError(f"--model: expected at least one of {', '.join(EMBEDDED)}, another name with --checkpoint, or timm:NAME")
+    if models and files and len(models) != len(files):
+        raise SpecError(f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one")
+    names: list[str | None] = [*models] if models else [None] * len(files or [])
+    paths = [None if f == "embedded" else f for f in files or []] or [None] * len(names)
+    wanted = {**settings, "layers": None if layers is None else parse_layers(layers)}
+    return [load_classifier(name, path, device=device, **wanted) for name, path in zip(names, paths, strict=True)]
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+
+
+def _show_run(run: Run) -> bool:
+    """Print the tables; False when a cell has no figure or a row must not be believed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from robustkpca import tables
+
+    for view in tables.views(run):
+        table = Table(title=Text(view.title), title_justify="left", title_style="bold")
+        table.add_column(Text(str(view.cells.index.name)))
+        for head in view.cells.columns:
+            table.add_column(Text(str(head)), justify="right")
+        for name, row in view.cells.iterrows():
+            table.add_row(Text(str(name)), *(Text(str(cell).replace(" (", "\n(", 1)) for cell in row))
+        out.print(table)
+        for note in view.notes:
+            out.print(note, style="dim", markup=False, highlight=False)
+        out.print()
+    healthy = True
+    for status in run.statuses:
+        if status.text != "complete":
+            healthy = False
+            cell = f"{status.cell.attack} {status.cell.budget}".strip()
+            err.print(f"no figure: {status.model}, {cell}: {status.text}", style="red", markup=False, highlight=False)
+    for row in tables.flagged(run).itertuples():
+        healthy = False
+        text = f"error finding: {row.rows} rows of {row.model}, {row.attack} {row.budget}: {row.meaning}"
+        err.print(text, style="red", markup=False, highlight=False)
+    return healthy
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")],
+    out_file: Annotated[Path, typer.Option("--out", help="Markdown file to write; plots go beside it.")],
+) -> None:
+    """Write a Markdown report of stored runs: tables, plots, receipt."""
+    from robustkpca import report as reporting
+    from robustkpca.outcomes import Run
+
+    if out_file.suffix != ".md":
+        raise SpecError(f"--out: expected a file ending in .md, got {out_file}")
+    for file in reporting.write([Run.open(path) for path in runs], out_file):
+        out.print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def check(
+    run: Annotated[Path, typer.Argument(help="Run folder or exported .parquet file to judge.")],
+    baseline: Annotated[Path, typer.Option(help="Run folder or .parquet file to compare with.")],
+    tolerance: Annotated[float, typer.Option(help="Points of accuracy that a cell may lose.")] = 1.0,
+    alpha: Annotated[float, typer.Option(help="Level of the one-sided paired test, over all cells together.")] = 0.05,
+    update_baseline: Annotated[bool, typer.Option(help="Write the run to --baseline as one .parquet file instead.")] = False,
+) -> None:
+    """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or invalid."""
+    from robustkpca import regression
+    from robustkpca.outcomes import Run
+
+    now = Run.open(run)
+    if update_baseline:
+        if baseline.suffix != ".parquet":
+            raise SpecError(f"--update-baseline: expected --baseline to end in .parquet, got {baseline}")
+        if faults := regression.faults(now):
+            raise RunError(f"--update-baseline: {run} is no baseline: {'; '.join(faults)}")
+        now.export(baseline)
+        out.print(f"wrote {baseline}", highlight=False, soft_wrap=True)
+        return
+    verdict = regression.check(now, Run.open(baseline), tolerance=tolerance, alpha=alpha)
+    for note in verdict.notes:
+        err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    for reason in verdict.reasons:
+        err.print(f"{verdict.text}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if verdict.code != regression.NOT_COMPARABLE:
+        lost = len(verdict.reasons)
+        out.print(
+            f"{verdict.text}: {len(verdict.cells)} cells compared, {lost} worse by more than {tolerance:g} points (alpha {alpha:g})",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    raise typer.Exit(verdict.code)
+
+
+@app.command()
+def models() -> None:
+    """List the models."""
+    from robustkpca.checkpoints import EMBEDDED, embedded_path, read
+    from robustkpca.settings import FAMILIES, SIZES, ModelSettings
+
+    for name in EMBEDDED:
+        state, record = read(embedded_path(name))
+        settings = ModelSettings.parse(record["settings"], name)
+        count = sum(t.numel() for t in state.values())
+        _line(name, f"{settings.title}, {count:,} parameters, embedded weights trained on {record['training']['data']['name']}")
+    for family, title in FAMILIES.items():
+        for size, (width, depth, heads) in SIZES.items():
+            _line(f"{family}-{size}", f"{title}, width {width}, depth {depth}, {heads} heads: give --checkpoint FILE, or train")
+    _line("timm:NAME", "any timm model, with its pretrained weights or --checkpoint FILE")
+
+
+@app.command()
+def attacks() -> None:
+    """List the attack suites."""
+    from robustkpca.spec import load_suite, suite_names
+
+    for name in suite_names():
+        suite = load_suite(name)
+        _line(name, f"{suite.title}: {suite.describe()}")
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets."""
+    from robustkpca.datasets import DATASETS
+
+    for name, source in DATASETS.items():
+        _line(name, source.title)
+
+
+def _line(name: str, text: str) -> None:
+    out.print(f"{name:22} {text}", markup=False, highlight=False, soft_wrap=True)
+
+
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help="vit, symvit or rpc-symvit, with -micro (default), -tiny, -small or -base.")],
@@ -71,16 +323,14 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate, instead of the recipe's.")] = None,
     patch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     img_size: Annotated[int | None, typer.Option(min=1, help="Side to which images are brought.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Use at most N images, spread over the classes.")] = None,
+    limit: Limit = None,
     holdout: Annotated[int, typer.Option(help="Keep N images out and score them after each epoch.")] = 0,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Train a model with a fixed recipe; the checkpoint carries all that eval needs."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from robustkpca import datasets
     from robustkpca import train as training
+    from robustkpca.datasets import load_samples
     from robustkpca.settings import RPCSettings, parse_layers, split_name
 
     rpc_flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
@@ -93,10 +343,8 @@ def train(
     elif given := [flag for flag, value in rpc_flags.items() if value is not None]:
         raise SpecError(f"{', '.join(given)}: settings of rpc-symvit, but the model is {model}")
     flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "patch_size": patch_size}
-    samples = datasets.load_samples(data, split="train", limit=limit, seed=seed)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(), console=err
-    ) as progress:
+    samples = load_samples(data, split="train", limit=limit, seed=seed)
+    with _progress() as progress:
         bar = progress.add_task(f"train {model}", total=None)
 
         def on_epoch(figures: dict[str, float]) -> None:

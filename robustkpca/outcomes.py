@@ -1,0 +1,245 @@
+"""Outcomes: one row per model, attack, budget and sample, and the folder they are kept in.
+
+A run folder holds `run.json` (what was asked, where it ran, how far it came) and `rows/MODEL/ATTACK/CHUNK.parquet`. A chunk is
+written to a temporary name and renamed, so a file that exists is whole. `Run.export` writes all of it as one Parquet file whose
+metadata holds run.json; `Run.open` reads either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from robustkpca.errors import RunError
+from robustkpca.spec import CLEAN, Cell, Suite
+
+SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("attack", pa.string()),  # "clean", or Suite.label
+        ("budget", pa.string()),  # an eps as `eps_text` writes it, a severity, or "" for clean
+        ("sample", pa.string()),
+        ("label", pa.int32()),
+        ("attacked_label", pa.int32()),  # what the attack drove away from; null where nothing was attacked
+        ("clean_prediction", pa.int32()),
+        ("prediction", pa.int32()),  # on the attacked images, by a fresh forward pass; -1 where logits were not finite
+        ("correct", pa.bool_()),
+        ("correct_top5", pa.bool_()),  # null with fewer than 6 classes
+        ("confidence", pa.float32()),  # softmax probability of the prediction
+        ("distance", pa.float32()),  # attacked minus clean image, in the norm and space of the threat model; null without one
+        ("flags", pa.string()),  # "", or FLAGS joined by commas
+    ]
+)
+FLAGS = {
+    "over_budget": "the attack left its budget (tolerance 1e-6)",
+    "out_of_box": "the attack left the range [0, 1] (tolerance 1e-6)",
+    "non_finite": "the model's logits were not finite",
+}
+FORMAT = 1
+
+
+def fingerprint(request: dict[str, Any]) -> str:
+    """SHA-256 (16 hex digits) of everything that decides a number."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """Where two requests differ, as `place: ours, theirs` lines."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = sorted(ours.keys() | theirs.keys())
+        return [
+            line for key in keys for line in differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+        ]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]")]
+    return [] if ours == theirs else [f"{path}: {json.dumps(ours)} here, {json.dumps(theirs)} there"]
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """How far one cell of one model came. `reason` says why it failed, else ""."""
+
+    model: str
+    cell: Cell
+    rows: int
+    of: int
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """`complete`, `not run`, `incomplete 300/1000`, or `failed: reason`."""
+        if self.reason:
+            return f"failed: {self.reason}"
+        if self.rows == self.of:
+            return "complete"
+        return f"incomplete {self.rows}/{self.of}" if self.rows else "not run"
+
+
+class Run:
+    """A stored run, open for reading; `start` opens one for writing."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+
+    # -- what it is
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return self.manifest["request"]
+
+    @property
+    def models(self) -> list[str]:
+        """Labels, in the order asked for; the first is the baseline row."""
+        return [m["label"] for m in self.request["models"]]
+
+    @cached_property
+    def suites(self) -> list[Suite]:
+        return [Suite.parse(suite, f"run {self.path}") for suite in self.request["suites"]]
+
+    @property
+    def n(self) -> int:
+        return self.request["data"]["n"]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every column asked for, clean first."""
+        return [Cell(CLEAN, ""), *(cell for suite in self.suites for cell in suite.cells)]
+
+    # -- opening
+
+    @classmethod
+    def open(cls, path: Path | str) -> Run:
+        """A run folder, its run.json, or an exported Parquet file. Raises RunError when it is none of these."""
+        path = Path(path)
+        path = path.parent if path.name == "run.json" else path
+        try:
+            if path.is_file():
+                metadata = pq.read_schema(path).metadata or {}
+                text = metadata[b"robustkpca"].decode()
+            else:
+                text = (path / "run.json").read_text(encoding="utf-8")
+            manifest = json.loads(text)
+            if manifest["format"] != FORMAT:
+                raise RunError(f"run {path}: expected format {FORMAT}, got {manifest['format']}")
+            if manifest["fingerprint"] != fingerprint(manifest["request"]):
+                raise RunError(f"run {path}: run.json was changed by hand, its fingerprint does not match its request")
+        except FileNotFoundError:
+            raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise RunError(f"run {path}: cannot be read, torn or not a run ({error})") from None
+        return cls(path, manifest)
+
+    @classmethod
+    def start(cls, path: Path, request: dict[str, Any], environment: dict[str, Any]) -> Run:
+        """Open a folder for this request: a new one, or one that an earlier call with the same request began."""
+        mark = fingerprint(request)
+        if (path / "run.json").exists():
+            run = cls.open(path)
+            if run.manifest["fingerprint"] != mark:
+                lines = differences(request, run.request)
+                more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+                raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
+            return run
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else")
+        run = cls(path, {"format": FORMAT, "fingerprint": mark, "request": request, "environment": environment, "failures": {}})
+        run.save_manifest()
+        return run
+
+    # -- writing
+
+    def save_manifest(self) -> None:
+        text = json.dumps(self.manifest, indent=1, sort_keys=True, allow_nan=False)
+        _write_whole(self.path / "run.json", lambda part: part.write_text(text + "\n", encoding="utf-8"))
+
+    def chunk_path(self, model: str, attack: str, first: int) -> Path:
+        """Where the rows of the chunk that begins at sample number `first` lie."""
+        return self.path / "rows" / str(self.models.index(model)) / attack.replace("/", "+") / f"{first:07d}.parquet"
+
+    def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
+        table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
+        target = self.chunk_path(model, attack, first)
+        _write_whole(target, lambda part: pq.write_table(table, part, compression="zstd"))
+
+    def fail(self, model: str, attack: str, reason: str) -> None:
+        """Record that an attack could not be run on a model; `None` rows stand for it."""
+        self.manifest["failures"][f"{model}\t{attack}"] = reason
+        self.save_manifest()
+
+    def export(self, path: Path) -> None:
+        """All rows and run.json as one Parquet file."""
+        metadata = {"robustkpca": json.dumps(self.manifest, sort_keys=True, allow_nan=False)}
+        table = pa.Table.from_pandas(self.rows, SCHEMA, preserve_index=False).replace_schema_metadata(metadata)
+        _write_whole(path, lambda part: pq.write_table(table, part, compression="zstd"))
+
+    # -- reading
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Every row, ordered by model, attack and budget as asked for, then by sample. Each may occur once."""
+        try:
+            if self.path.is_file():
+                frame = pq.ParquetFile(self.path).read().to_pandas()
+            else:
+                files = sorted((self.path / "rows").glob("*/*/*.parquet"))
+                tables = [pq.ParquetFile(file).read() for file in files]
+                frame = pa.concat_tables(tables or [SCHEMA.empty_table()]).to_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"run {self.path}: rows cannot be read, torn? ({error})") from None
+        if list(frame.columns) != SCHEMA.names:
+            raise RunError(f"run {self.path}: expected columns {SCHEMA.names}, got {list(frame.columns)}")
+        order = {(c.attack, c.budget): i for i, c in enumerate(self.cells)}
+        place = [order.get(key, -1) for key in zip(frame["attack"], frame["budget"], strict=True)]
+        if -1 in place or not set(frame["model"]) <= set(self.models):
+            raise RunError(f"run {self.path}: it holds rows that its run.json does not name")
+        ranks = {m: i for i, m in enumerate(self.models)}
+        frame = frame.assign(_m=frame["model"].map(ranks), _c=place).sort_values(["_m", "_c"], kind="stable")
+        frame = frame.drop(columns=["_m", "_c"]).reset_index(drop=True)
+        if frame.duplicated(["model", "attack", "budget", "sample"]).any():
+            raise RunError(f"run {self.path}: some samples occur twice in one cell")
+        return frame
+
+    def cell_rows(self, model: str, cell: Cell) -> pd.DataFrame:
+        """Rows of one cell, indexed by sample id."""
+        return self._groups.get((model, cell.attack, cell.budget), self.rows.iloc[:0].set_index("sample"))
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:
+        groups = self.rows.set_index("sample").groupby(["model", "attack", "budget"], sort=False)
+        return {(str(m), str(a), str(b)): frame for (m, a, b), frame in groups}
+
+    def status(self, model: str, cell: Cell) -> CellStatus:
+        reason = self.manifest["failures"].get(f"{model}\t{cell.attack}", "")
+        return CellStatus(model, cell, len(self.cell_rows(model, cell)), self.n, reason)
+
+    @property
+    def statuses(self) -> list[CellStatus]:
+        return [self.status(model, cell) for model in self.models for cell in self.cells]
+
+
+def _write_whole(path: Path, write: Any) -> None:
+    """Write under a temporary name, then rename: a file that has its name is whole."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(part)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def chunk_ranges(n: int, size: int) -> Sequence[range]:
+    """Consecutive sample numbers in chunks of `size`; the last may be smaller."""
+    return [range(first, min(first + size, n)) for first in range(0, n, size)]

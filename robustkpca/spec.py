@@ -1,0 +1,247 @@
+"""Budgets, threat models and suites: what is attacked, how, and how much. Plain data, no torch.
+
+A suite is one TOML file. `attacks/` of the source tree travels in the wheel as `robustkpca/_suites`; a user's own file is
+given by its path. The working directory is never searched.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from robustkpca.errors import SpecError, unknown
+from robustkpca.settings import Frozen
+
+CLEAN = "clean"  # the attack column of unattacked predictions
+
+
+def parse_eps(value: str | float | Fraction) -> Fraction:
+    """A budget as people write it (`"8/255"`, `"0.03"`), exact. Decimals within 1e-6 of k/255 are that k/255."""
+    try:
+        number = Fraction(value if isinstance(value, Fraction) else str(value).replace(" ", ""))
+    except (ValueError, ZeroDivisionError):
+        raise SpecError(f"eps: expected a number such as 8/255 or 0.03, got {value!r}") from None
+    if number < 0:
+        raise SpecError(f"eps: expected 0 or more, got {value}")
+    nearest = Fraction(round(number * 255), 255)
+    return nearest if abs(number - nearest) <= Fraction(1, 10**6) else number
+
+
+def eps_text(eps: Fraction) -> str:
+    """The one way a budget is written in rows and columns: k/255 where it is one, else a decimal."""
+    scaled = eps * 255
+    if scaled.denominator == 1:
+        return "0" if scaled == 0 else "1" if eps == 1 else f"{scaled}/255"
+    return repr(float(eps))
+
+
+class ThreatModel(Frozen):
+    """What the attacker may do. eps is in the units of `space`.
+
+    space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether images must stay in [0, 1].
+    labels: what the attack drives the prediction away from, the `true` labels or the model's own clean predictions.
+    """
+
+    norm: Literal["linf", "l2"]
+    eps: tuple[str, ...] = Field(min_length=1)
+    space: Literal["pixel", "normalized"]
+    clip: bool
+    labels: Literal["true", "predicted"]
+    targeted: Literal[False] = False
+
+    @field_validator("eps", mode="before")
+    @classmethod
+    def _exact(cls, values: Any) -> Any:
+        if not isinstance(values, list | tuple):
+            raise ValueError('expected a list such as ["4/255", "8/255"]')
+        return tuple(dict.fromkeys(eps_text(parse_eps(value)) for value in values))
+
+    @model_validator(mode="after")
+    def _sane(self) -> ThreatModel:
+        if self.space == "normalized" and self.clip:
+            raise ValueError("clip means the pixel range and needs space = pixel")
+        for eps in self.budgets:
+            if self.norm == "linf" and eps > 1:
+                raise SpecError(
+                    f"eps {eps_text(eps)}: L-inf budgets are shares of the range [0, 1], expected at most 1; "
+                    f"did you mean {eps_text(eps)}/255?"
+                )
+        return self
+
+    @property
+    def budgets(self) -> tuple[Fraction, ...]:
+        return tuple(parse_eps(text) for text in self.eps)
+
+    def describe(self) -> str:
+        """One line that says what a number under this threat model means."""
+        norm = {"linf": "L-inf", "l2": "L2"}[self.norm]
+        space = "pixel space" if self.space == "pixel" else "normalised space"
+        clip = "clipped to [0, 1]" if self.clip else "not clipped"
+        labels = "true labels" if self.labels == "true" else "the model's own clean predictions as labels"
+        eps = ", ".join(f"{t} ({float(b):.4f})" for t, b in zip(self.eps, self.budgets, strict=True))
+        return f"{norm}, eps {eps}; {space}, {clip}; {labels}"
+
+
+class AttackSpec(Frozen):
+    """One attack of a suite: a method (see `robustkpca.methods.METHODS`) and its parameters.
+
+    A parameter may be a multiple of the budget, written `"0.15 eps"`.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    method: str
+    parameters: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+    @field_validator("parameters")
+    @classmethod
+    def _known_form(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        for key, value in parameters.items():
+            if isinstance(value, str):
+                multiple(key, value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key}: expected a finite number, got {value}")
+            if key == "steps" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"steps: expected a whole number of at least 1, got {value!r}")
+        return parameters
+
+    def resolve(self, eps: Fraction) -> dict[str, bool | int | float]:
+        """The parameters at one budget, multiples of eps worked out."""
+        return {
+            key: float(multiple(key, value) * eps) if isinstance(value, str) else value
+            for key, value in self.parameters.items()
+        }
+
+
+def multiple(key: str, text: str) -> Fraction:
+    """The factor of `"<factor> eps"`."""
+    factor, _, unit = text.strip().rpartition(" ")
+    try:
+        if unit != "eps":
+            raise ValueError
+        return Fraction(factor)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f'{key}: expected a number or a multiple of the budget such as "0.15 eps", got {text!r}') from None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of results: an attack at one budget (an eps or a severity)."""
+
+    attack: str
+    budget: str
+
+
+class Suite(Frozen):
+    """A named threat model with its attacks, or a list of corruptions with severities."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    version: int = Field(ge=1)
+    title: str
+    protocol: Literal["standard", "paper"] | None = None  # the pair it belongs to, chosen with --protocol
+    threat: ThreatModel | None = None
+    attack: tuple[AttackSpec, ...] = ()
+    corruptions: tuple[str, ...] = ()
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Suite:
+        if bool(self.attack) == bool(self.corruptions):
+            raise ValueError("expected either [[attack]] tables or corruptions")
+        if bool(self.attack) != (self.threat is not None):
+            raise ValueError("expected a [threat] table with attacks, and none with corruptions")
+        names = [a.name for a in self.attack] or list(self.corruptions)
+        if len(set(names)) != len(names):
+            raise ValueError(f"expected different names, got {names}")
+        if not self.severities or any(s not in range(1, 6) for s in self.severities):
+            raise ValueError(f"severities: expected numbers from 1 to 5, got {list(self.severities)}")
+        return self
+
+    def label(self, name: str) -> str:
+        """The attack column of rows: the suite's name, with the attack's own where there are several."""
+        return self.name if len(self.attack) == 1 else f"{self.name}/{name}"
+
+    @property
+    def attacks(self) -> dict[str, AttackSpec | str]:
+        """Row labels and what they stand for: an attack, or the name of a corruption."""
+        return {self.label(a.name): a for a in self.attack} or {self.label(c): c for c in self.corruptions}
+
+    @property
+    def budgets(self) -> tuple[str, ...]:
+        return self.threat.eps if self.threat else tuple(map(str, self.severities))
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(Cell(attack, budget) for attack in self.attacks for budget in self.budgets)
+
+    def describe(self) -> str:
+        if self.threat is None:
+            return f"{len(self.corruptions)} generated corruptions, severities {', '.join(self.budgets)}"
+        attacks = "; ".join(
+            f"{a.method}({', '.join(f'{k}={v}' for k, v in a.parameters.items())})" for a in self.attack
+        )
+        return f"{attacks}; {self.threat.describe()}"
+
+    def with_eps(self, eps: Iterable[str]) -> Suite:
+        """The same attacks at other budgets."""
+        if self.threat is None:
+            raise SpecError(f"--eps: suite {self.name} has severities, not eps")
+        return self._changed(threat={**self.threat.model_dump(), "eps": list(eps)})
+
+    def with_steps(self, steps: int) -> Suite:
+        """The same attacks with another number of steps, where they have steps."""
+        if not any("steps" in a.parameters for a in self.attack):
+            raise SpecError(f"--steps: suite {self.name} has no attack with steps")
+        attacks = [a.model_dump() for a in self.attack]
+        for a in attacks:
+            if "steps" in a["parameters"]:
+                a["parameters"]["steps"] = steps
+        return self._changed(attack=attacks)
+
+    def _changed(self, **fields: Any) -> Suite:
+        return Suite.parse({**self.model_dump(), **fields}, f"suite {self.name}")
+
+
+def _suite_folder() -> Path:
+    here = Path(__file__).resolve().parent
+    packed = here / "_suites"
+    return packed if packed.is_dir() else here.parent / "attacks"
+
+
+def suite_names() -> list[str]:
+    """The suites that come with the package."""
+    return sorted(path.stem for path in _suite_folder().glob("*.toml"))
+
+
+def load_suite(name: str, protocol: Literal["standard", "paper"] | None = None) -> Suite:
+    """A suite by name, or by the path of a TOML file. `protocol` chooses between `pgd` and `pgd-paper`."""
+    if name.endswith(".toml"):
+        return _read_suite(Path(name))
+    names = suite_names()
+    if protocol == "paper" and f"{name}-paper" in names:
+        name = f"{name}-paper"
+    if name not in names:
+        raise SpecError(unknown("attack", name, names) + ", or a path ending in .toml")
+    suite = _read_suite(_suite_folder() / f"{name}.toml")
+    if protocol is not None and suite.protocol not in (None, protocol):
+        raise SpecError(f"--protocol {protocol}: suite {name} is of the {suite.protocol} protocol")
+    return suite
+
+
+def _read_suite(path: Path) -> Suite:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"suite {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"suite {path}: not TOML ({error})") from None
+    suite = Suite.parse(data, f"suite {path.name}")
+    if suite.name != path.stem:
+        raise SpecError(f"suite {path}: its name is {suite.name!r}, expected the file's, {path.stem!r}")
+    return suite

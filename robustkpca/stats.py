@@ -1,0 +1,71 @@
+"""Statistics of accuracies: intervals, and paired comparisons on the same samples. Shares are in [0, 1]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share (Wilson 1927). n >= 1."""
+    interval = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first."""
+
+    n: int
+    gained: int
+    lost: int
+
+    @classmethod
+    def of(cls, first: ArrayLike, second: ArrayLike) -> Paired:
+        """From two boolean vectors of "correct", sample by sample."""
+        a, b = _bools(first), _bools(second)
+        if a.shape != b.shape or a.ndim != 1:
+            raise ValueError(f"expected two vectors of one length, got shapes {a.shape} and {b.shape}")
+        return cls(len(a), int((~a & b).sum()), int((a & ~b).sum()))
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the second minus that of the first."""
+        return (self.gained - self.lost) / self.n
+
+    @property
+    def p_value(self) -> float:
+        """Exact two-sided McNemar test of "no difference" (McNemar 1947): a binomial test of the discordant pairs."""
+        return self._binomial("two-sided")
+
+    @property
+    def p_worse(self) -> float:
+        """The same, one-sided: small when the second model is worse."""
+        return self._binomial("less")
+
+    def _binomial(self, alternative: str) -> float:
+        discordant = self.gained + self.lost
+        if discordant == 0:
+            return 1.0
+        return float(stats.binomtest(self.gained, discordant, 0.5, alternative=alternative).pvalue)
+
+
+def holm(p_values: ArrayLike) -> NDArray[np.float64]:
+    """Holm's step-down adjustment (Holm 1979) of p values tested together, in their order."""
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.size == 0:
+        return p
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (p.size - np.arange(p.size))))
+    return adjusted
+
+
+def _bools(values: ArrayLike) -> NDArray[np.bool_]:
+    array = np.asarray(values)
+    if array.dtype != np.bool_:
+        raise ValueError(f"expected booleans, got {array.dtype}")
+    return array
