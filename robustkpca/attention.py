@@ -66,9 +66,7 @@ def principal_attention(
         residual = k if low is None or w is None else k - low + w
         clipped = torch.clamp(residual, -threshold, threshold)
         keys = clipped if low is None or w is None else low + clipped - 2 * w
-        new = symmetric_attention(
-            keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0
-        )
+        new = symmetric_attention(keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
         if last:
             return new
         w = clipped - new if low is None else low - new + clipped

@@ -38,14 +38,15 @@ EMBEDDED: dict[str, str] = {
     "rpc-symvit": "rpc-symvit.safetensors",
     "rpc-symvit-2iter-all": "rpc-symvit-2iter-all.safetensors",
 }
+_multiarray: Any = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray  # type: ignore[attr-defined]
 _KEY = "robustkpca"  # the metadata entry of a safetensors file that holds the model's settings
 _WRAPPED = ("model", "state_dict")  # where training scripts keep the weights, in this order
 _PREFIXES = ("module.", "_orig_mod.")
 # What training scripts store beside the weights, and what is harmless to rebuild: plain data, no code.
 _SAFE: list[Any] = [
     argparse.Namespace,
-    np._core.multiarray.scalar,
-    np._core.multiarray._reconstruct,
+    _multiarray.scalar,
+    _multiarray._reconstruct,
     np.ndarray,
     np.dtype,
     *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"},
@@ -118,7 +119,9 @@ def _read_pickle(path: Path, about: str) -> tuple[dict[str, Tensor], dict[str, A
             f"{about}: not plain weights, and opening it could run code.{asks} Save `model.state_dict()` and use that file"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{about}: cannot read it, torn or half downloaded? ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(
+            f"{about}: cannot read it, torn or half downloaded? ({str(error).splitlines()[0]})"
+        ) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{about}: expected a dict of weights, got {type(content).__name__}")
     record: dict[str, Any] = {}
@@ -130,7 +133,9 @@ def _read_pickle(path: Path, about: str) -> tuple[dict[str, Tensor], dict[str, A
             break
     state = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
-        raise CheckpointError(f"{about}: no weights in it; it holds {', '.join(map(str, list(content)[:8])) or 'nothing'}")
+        raise CheckpointError(
+            f"{about}: no weights in it; it holds {', '.join(map(str, list(content)[:8])) or 'nothing'}"
+        )
     return _clean(state), record
 
 
@@ -144,7 +149,12 @@ def _clean(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def infer_settings(
-    state: Mapping[str, Tensor], args: Mapping[str, Any], family: str | None, rpc: RPCSettings | None, heads: int | None, about: str
+    state: Mapping[str, Tensor],
+    args: Mapping[str, Any],
+    family: str | None,
+    rpc: RPCSettings | None,
+    heads: int | None,
+    about: str,
 ) -> ModelSettings:
     """Settings of a plain ViT state dict, read from its tensors and from a training script's arguments.
 
@@ -166,10 +176,14 @@ def infer_settings(
         family = found
         if found == "symvit":
             if "robust" not in args:
-                raise CheckpointError(f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model")
+                raise CheckpointError(
+                    f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model"
+                )
             family = "rpc-symvit" if args["robust"] else "symvit"
     elif (family == "vit") != (found == "vit"):
-        raise CheckpointError(f"{about}: expected {family}, got the weights of a {found} (qkv has {qkv} rows, width {width})")
+        raise CheckpointError(
+            f"{about}: expected {family}, got the weights of a {found} (qkv has {qkv} rows, width {width})"
+        )
     if heads is None:
         named = re.search(r"_(tiny|small|base)_", str(args.get("model", "")))
         size = named[1] if named else next((s for s, (w, d, _) in SIZES.items() if (w, d) == (width, depth)), None)
@@ -227,7 +241,9 @@ def load_classifier(
     state, record = read(path)
     settings = _settings(state, record, family, overrides, heads, about)
     if size is not None and settings.size != size:
-        raise CheckpointError(f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}")
+        raise CheckpointError(
+            f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
+        )
     network = build_network(settings)
     _load_strictly(network, state, f"{about} does not fit {settings.title}")
     source = f"embedded:{path.stem}" if checkpoint is None else str(checkpoint)
@@ -278,12 +294,16 @@ def _load_timm(model: str, checkpoint: Path | str | None, overrides: dict[str, A
     if overrides:
         raise SpecError(f"{', '.join(overrides)}: settings of rpc-symvit, but the model is {model}")
     if name not in timm.list_models() and name not in timm.list_models(pretrained=True):
-        raise SpecError(unknown("timm model", name, timm.list_models(f"{name.split('_')[0]}*") or ["see timm.list_models()"]))
+        raise SpecError(
+            unknown("timm model", name, timm.list_models(f"{name.split('_')[0]}*") or ["see timm.list_models()"])
+        )
     try:
-        network = timm.create_model(name, pretrained=checkpoint is None)
+        network: Any = timm.create_model(name, pretrained=checkpoint is None)
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE") from None
+        raise CheckpointError(
+            f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE"
+        ) from None
     if checkpoint is not None:
         state, _ = read(Path(checkpoint))
         _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
@@ -297,7 +317,7 @@ def _load_timm(model: str, checkpoint: Path | str | None, overrides: dict[str, A
             crop_pct=config["crop_pct"],
             interpolation=config["interpolation"],
         ),
-        num_classes=network.num_classes,
+        num_classes=int(network.num_classes),
     )
     return Classifier(network, settings, source=str(checkpoint) if checkpoint else model)
 

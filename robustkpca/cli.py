@@ -82,15 +82,23 @@ Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread o
 def evaluate(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."),
+        typer.Option(
+            help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."
+        ),
     ] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.")
+    ] = None,
     checkpoint: Annotated[
         list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
     ] = None,
     data: Annotated[str, typer.Option(help="Data set (see `datasets`): NAME or NAME:DIR.")] = "fashion-mnist",
-    protocol: Annotated[str | None, typer.Option(help="standard or paper: which of the suites pgd and pgd-paper.")] = None,
-    eps: Annotated[list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="standard or paper: which of the suites pgd and pgd-paper.")
+    ] = None,
+    eps: Annotated[
+        list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
     iterations: Iterations = None,
     lam: Lambda = None,
@@ -101,7 +109,9 @@ def evaluate(
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")] = 0,
     seed: Seed = 0,
     device: Device = "auto",
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
+    ] = None,
 ) -> None:
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
@@ -134,11 +144,20 @@ def evaluate(
                 progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
 
             run = evaluation.evaluate(
-                classifiers, samples, suites, out_dir, seed=seed, batch_size=batch_size, workers=workers, on_progress=show
+                classifiers,
+                samples,
+                suites,
+                out_dir,
+                seed=seed,
+                batch_size=batch_size,
+                workers=workers,
+                on_progress=show,
             )
     except KeyboardInterrupt:
         kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
-        err.print(f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there", soft_wrap=True)
+        err.print(
+            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there", soft_wrap=True
+        )
         sys.exit(130)
     healthy = _show_run(run)
     out.print(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)", highlight=False, soft_wrap=True)
@@ -166,9 +185,13 @@ def _classifiers(
     from robustkpca.settings import parse_layers
 
     if not models and not files:
-        raise SpecError(f"--model: expected at least one of {', '.join(EMBEDDED)}, another name with --checkpoint, or timm:NAME")
+        raise SpecError(
+            f"--model: expected at least one of {', '.join(EMBEDDED)}, another name with --checkpoint, or timm:NAME"
+        )
     if models and files and len(models) != len(files):
-        raise SpecError(f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one")
+        raise SpecError(
+            f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one"
+        )
     names: list[str | None] = [*models] if models else [None] * len(files or [])
     paths = [None if f == "embedded" else f for f in files or []] or [None] * len(names)
     wanted = {**settings, "layers": None if layers is None else parse_layers(layers)}
@@ -198,9 +221,9 @@ def _show_run(run: Run) -> bool:
 
     for view in tables.views(run):
         table = Table(title=Text(view.title), title_justify="left", title_style="bold")
-        table.add_column(Text(str(view.cells.index.name)))
+        table.add_column(Text(str(view.cells.index.name)), overflow="fold")
         for head in view.cells.columns:
-            table.add_column(Text(str(head)), justify="right")
+            table.add_column(Text(str(head)), justify="right", overflow="fold")
         for name, row in view.cells.iterrows():
             table.add_row(Text(str(name)), *(Text(str(cell).replace(" (", "\n(", 1)) for cell in row))
         out.print(table)
@@ -241,7 +264,9 @@ def check(
     baseline: Annotated[Path, typer.Option(help="Run folder or .parquet file to compare with.")],
     tolerance: Annotated[float, typer.Option(help="Points of accuracy that a cell may lose.")] = 1.0,
     alpha: Annotated[float, typer.Option(help="Level of the one-sided paired test, over all cells together.")] = 0.05,
-    update_baseline: Annotated[bool, typer.Option(help="Write the run to --baseline as one .parquet file instead.")] = False,
+    update_baseline: Annotated[
+        bool, typer.Option(help="Write the run to --baseline as one .parquet file instead.")
+    ] = False,
 ) -> None:
     """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or invalid."""
     from robustkpca import regression
@@ -280,10 +305,16 @@ def models() -> None:
         state, record = read(embedded_path(name))
         settings = ModelSettings.parse(record["settings"], name)
         count = sum(t.numel() for t in state.values())
-        _line(name, f"{settings.title}, {count:,} parameters, embedded weights trained on {record['training']['data']['name']}")
+        _line(
+            name,
+            f"{settings.title}, {count:,} parameters, embedded weights trained on {record['training']['data']['name']}",
+        )
     for family, title in FAMILIES.items():
         for size, (width, depth, heads) in SIZES.items():
-            _line(f"{family}-{size}", f"{title}, width {width}, depth {depth}, {heads} heads: give --checkpoint FILE, or train")
+            _line(
+                f"{family}-{size}",
+                f"{title}, width {width}, depth {depth}, {heads} heads: give --checkpoint FILE, or train",
+            )
     _line("timm:NAME", "any timm model, with its pretrained weights or --checkpoint FILE")
 
 
@@ -312,7 +343,9 @@ def _line(name: str, text: str) -> None:
 
 @app.command()
 def train(
-    model: Annotated[str, typer.Option(help="vit, symvit or rpc-symvit, with -micro (default), -tiny, -small or -base.")],
+    model: Annotated[
+        str, typer.Option(help="vit, symvit or rpc-symvit, with -micro (default), -tiny, -small or -base.")
+    ],
     data: Annotated[str, typer.Option(help="digits, fashion-mnist:DIR or folder:DIR.")],
     out_file: Annotated[Path, typer.Option("--out", help="Checkpoint to write (.safetensors).")],
     iterations: Iterations = None,

@@ -101,7 +101,12 @@ class ArraySamples(Samples):
     hash_covers = "ids and pixels"
 
     def __init__(
-        self, name: str, ids: Sequence[str], labels: NDArray[np.int64], classes: tuple[str, ...], pixels: NDArray[np.uint8]
+        self,
+        name: str,
+        ids: Sequence[str],
+        labels: NDArray[np.int64],
+        classes: tuple[str, ...],
+        pixels: NDArray[np.uint8],
     ) -> None:
         super().__init__(name, ids, labels, classes)
         self.pixels = pixels

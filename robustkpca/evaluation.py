@@ -88,7 +88,12 @@ def request_for(
     software = environment()
     return {
         "models": [
-            {"label": label, "source": c.source, "weights": c.weights, "settings": c.settings.model_dump(mode="json", by_alias=True)}
+            {
+                "label": label,
+                "source": c.source,
+                "weights": c.weights,
+                "settings": c.settings.model_dump(mode="json", by_alias=True),
+            }
             for label, c in zip(unique_labels(classifiers), classifiers, strict=True)
         ],
         "data": {
@@ -237,7 +242,15 @@ class _Batch:
         predicted = torch.where(self.clean < 0, self.labels, self.clean)
         targets = self.labels if threat.labels == "true" else predicted
         found = methods.attack(
-            self.classifier, self.images, targets, spec=spec, threat=threat, eps=eps, label=label, ids=self.ids, seed=self.seed
+            self.classifier,
+            self.images,
+            targets,
+            spec=spec,
+            threat=threat,
+            eps=eps,
+            label=label,
+            ids=self.ids,
+            seed=self.seed,
         )
         return self._score(found, label, budget, targets, threat)
 

@@ -78,7 +78,9 @@ class KeyedDraws(TorchFunctionMode):
 
     def _fill(self, func: Callable[..., Any], target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if target.ndim == 0 or target.shape[0] != len(self.generators):
-            raise SpecError(f"this attack draws numbers of shape {tuple(target.shape)}, which cannot be keyed by sample")
+            raise SpecError(
+                f"this attack draws numbers of shape {tuple(target.shape)}, which cannot be keyed by sample"
+            )
         rows = [func(torch.empty(target.shape[1:]), *args, **kwargs, generator=g) for g in self.generators]
         return target.copy_(torch.stack(rows))
 
@@ -145,7 +147,9 @@ def check(spec: AttackSpec, threat: ThreatModel) -> None:
         raise SpecError(f"attack {spec.name}: {unknown('method', spec.method, METHODS)}")
     method = METHODS[spec.method]
     if method.norm != threat.norm:
-        raise SpecError(f"attack {spec.name}: {spec.method} has an {method.norm} ball, the threat model is {threat.norm}")
+        raise SpecError(
+            f"attack {spec.name}: {spec.method} has an {method.norm} ball, the threat model is {threat.norm}"
+        )
     for key in spec.parameters:
         if key not in method.parameters:
             raise SpecError(f"attack {spec.name}: {unknown('parameter', key, method.parameters)}")

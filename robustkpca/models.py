@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import timm
 import torch
@@ -21,9 +22,12 @@ def build_network(settings: ModelSettings) -> nn.Module:
     if settings.family.startswith("timm:"):
         name = settings.family.removeprefix("timm:")
         if name not in timm.list_models():
-            raise SpecError(unknown("timm model", name, timm.list_models(name.split("_")[0] + "*") or ["see timm.list_models()"]))
+            raise SpecError(
+                unknown("timm model", name, timm.list_models(name.split("_")[0] + "*") or ["see timm.list_models()"])
+            )
         return timm.create_model(name, num_classes=settings.num_classes)
-    symmetric = settings.family != "vit"
+    assert settings.patch_size and settings.width and settings.depth and settings.heads  # ModelSettings sees to it
+    attention: dict[str, Any] = {} if settings.family == "vit" else {"attn_layer": SymmetricAttention}
     network = VisionTransformer(
         img_size=settings.preprocessing.img_size,
         patch_size=settings.patch_size,
@@ -34,11 +38,11 @@ def build_network(settings: ModelSettings) -> nn.Module:
         num_heads=settings.heads,
         qkv_bias=True,
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        **({"attn_layer": SymmetricAttention} if symmetric else {}),
+        **attention,
     )
     if settings.rpc:
         for i in settings.rpc.indices(len(network.blocks)):
-            block = network.blocks[i]
+            block: Any = network.blocks[i]
             block.attn = RPCAttention.of(block.attn, iterations=settings.rpc.iterations, lam=settings.rpc.lam)
     return network
 
@@ -49,7 +53,7 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -63,7 +67,9 @@ class Classifier(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, settings: ModelSettings, *, title: str | None = None, source: str = "") -> None:
+    def __init__(
+        self, network: nn.Module, settings: ModelSettings, *, title: str | None = None, source: str = ""
+    ) -> None:
         super().__init__()
         self.network = network
         self.settings = settings

@@ -36,7 +36,10 @@ SCHEMA = pa.schema(
         ("correct", pa.bool_()),
         ("correct_top5", pa.bool_()),  # null with fewer than 6 classes
         ("confidence", pa.float32()),  # softmax probability of the prediction
-        ("distance", pa.float32()),  # attacked minus clean image, in the norm and space of the threat model; null without one
+        (
+            "distance",
+            pa.float32(),
+        ),  # attacked minus clean image, in the norm and space of the threat model; null without one
         ("flags", pa.string()),  # "", or FLAGS joined by commas
     ]
 )
@@ -58,7 +61,9 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = sorted(ours.keys() | theirs.keys())
         return [
-            line for key in keys for line in differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+            line
+            for key in keys
+            for line in differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
         ]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         pairs = enumerate(zip(ours, theirs, strict=True))
@@ -152,8 +157,13 @@ class Run:
                 raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
             return run
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else")
-        run = cls(path, {"format": FORMAT, "fingerprint": mark, "request": request, "environment": environment, "failures": {}})
+            raise RunError(
+                f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
+            )
+        run = cls(
+            path,
+            {"format": FORMAT, "fingerprint": mark, "request": request, "environment": environment, "failures": {}},
+        )
         run.save_manifest()
         return run
 

@@ -74,7 +74,9 @@ def check(run: Run, baseline: Run, *, tolerance: float = 1.0, alpha: float = 0.0
 
 
 def _frame(records: list[dict[str, object]]) -> pd.DataFrame:
-    return pd.DataFrame(records, columns=["model", "attack", "budget", "n", "baseline", "now", "change", "p", "verdict"])
+    return pd.DataFrame(
+        records, columns=["model", "attack", "budget", "n", "baseline", "now", "change", "p", "verdict"]
+    )
 
 
 def _name(attack: object, budget: object) -> str:

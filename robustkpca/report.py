@@ -61,7 +61,10 @@ def _findings(run: Run) -> list[str]:
     lines = ["### Findings", ""]
     if flags.empty:
         return [*lines, "No row left its budget or the pixel range, and every logit was finite.", ""]
-    rows = [f"- **error** {r.rows} rows of {tables.escape(f'{r.model}, {r.attack} {r.budget}')}: {r.meaning}." for r in flags.itertuples()]
+    rows = [
+        f"- **error** {r.rows} rows of {tables.escape(f'{r.model}, {r.attack} {r.budget}')}: {r.meaning}."
+        for r in flags.itertuples()
+    ]
     return [*lines, *rows, ""]
 
 
@@ -122,7 +125,9 @@ def _plot(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
                 label = model if len(suite.attacks) == 1 or suite.corruptions else f"{model}, {attack}"
                 axes.plot(points["x"], 100 * points["accuracy"], marker="o", markersize=3.5, color=colour, label=label)
                 if points["low"].notna().all():
-                    axes.fill_between(points["x"], 100 * points["low"], 100 * points["high"], color=colour, alpha=0.15, lw=0)
+                    axes.fill_between(
+                        points["x"], 100 * points["low"], 100 * points["high"], color=colour, alpha=0.15, lw=0
+                    )
         if not drawn:
             return None
         axes.set_ylim(0, 100)
@@ -145,7 +150,9 @@ def _curves(own: pd.DataFrame, suite: Suite) -> list[tuple[str, pd.DataFrame]]:
         rows = []
         for severity, group in part.groupby("budget"):
             if len(group) == len(suite.corruptions):
-                rows.append({"x": float(severity), "accuracy": float(group["accuracy"].mean()), "low": None, "high": None})
+                rows.append(
+                    {"x": float(severity), "accuracy": float(group["accuracy"].mean()), "low": None, "high": None}
+                )
         points = pd.concat([clean.assign(low=None, high=None)[["x", "accuracy", "low", "high"]], pd.DataFrame(rows)])
         return [(suite.name, points)]
     curves = []

@@ -74,7 +74,9 @@ def parse_layers(text: str) -> Literal["first", "all"] | tuple[int, ...]:
     try:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise SpecError(f"--layers: expected first, all or numbers such as 1,3 (counted from 1), got {text!r}") from None
+        raise SpecError(
+            f"--layers: expected first, all or numbers such as 1,3 (counted from 1), got {text!r}"
+        ) from None
     return "first" if numbers == (1,) else numbers
 
 

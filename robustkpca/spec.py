@@ -36,10 +36,10 @@ def parse_eps(value: str | float | Fraction) -> Fraction:
 
 def eps_text(eps: Fraction) -> str:
     """The one way a budget is written in rows and columns: k/255 where it is one, else a decimal."""
+    if eps.denominator == 1:
+        return str(eps)
     scaled = eps * 255
-    if scaled.denominator == 1:
-        return "0" if scaled == 0 else "1" if eps == 1 else f"{scaled}/255"
-    return repr(float(eps))
+    return f"{scaled}/255" if scaled.denominator == 1 and eps < 1 else repr(float(eps))
 
 
 class ThreatModel(Frozen):
@@ -127,7 +127,9 @@ def multiple(key: str, text: str) -> Fraction:
             raise ValueError
         return Fraction(factor)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f'{key}: expected a number or a multiple of the budget such as "0.15 eps", got {text!r}') from None
+        raise ValueError(
+            f'{key}: expected a number or a multiple of the budget such as "0.15 eps", got {text!r}'
+        ) from None
 
 
 @dataclass(frozen=True)

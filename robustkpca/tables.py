@@ -28,7 +28,7 @@ def accuracy_table(run: Run) -> pd.DataFrame:
         for suite, cell, parts in _columns(run):
             statuses = [run.status(model, part) for part in parts]
             bad = [s.text for s in statuses if s.text != "complete"]
-            record = {"model": model, "suite": suite, "attack": cell.attack, "budget": cell.budget}
+            record: dict[str, object] = {"model": model, "suite": suite, "attack": cell.attack, "budget": cell.budget}
             if bad:
                 records.append({**record, "status": bad[0]})
                 continue
@@ -46,7 +46,20 @@ def accuracy_table(run: Run) -> pd.DataFrame:
                 hit = before.astype(bool)
                 record["success_rate"] = float((~correct[hit]).mean())
             records.append(record)
-    names = ["model", "suite", "attack", "budget", "status", "n", "correct", "accuracy", "low", "high", "top5", "success_rate"]
+    names = [
+        "model",
+        "suite",
+        "attack",
+        "budget",
+        "status",
+        "n",
+        "correct",
+        "accuracy",
+        "low",
+        "high",
+        "top5",
+        "success_rate",
+    ]
     frame = pd.DataFrame(records, columns=names)
     return frame.astype({"n": "Int64", "correct": "Int64", **dict.fromkeys(names[7:], "Float64")})
 
@@ -154,7 +167,9 @@ def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
     """Corruptions as rows, models as columns, accuracy averaged over severities; the mean only where all are there."""
     models = list(dict.fromkeys(long["model"]))
     part = long[long["suite"] == suite.name]
-    cells = pd.DataFrame(index=pd.Index(["clean", *suite.corruptions, "mean"], name="corruption"), columns=models, dtype=object)
+    cells = pd.DataFrame(
+        index=pd.Index(["clean", *suite.corruptions, "mean"], name="corruption"), columns=models, dtype=object
+    )
     for model in models:
         own = part[part["model"] == model]
         clean = long[(long["model"] == model) & (long["attack"] == CLEAN)].iloc[0]
@@ -180,22 +195,28 @@ def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
 
 
 def _comparison_view(run: Run) -> View:
+    """Cells as rows, models as columns; a corruption suite is one row, its mean."""
     frame = compare(run)
-    corrupted = {suite.name: suite for suite in run.suites if suite.corruptions}
-    shown = frame[~frame["suite"].isin(corrupted)]
-    heads = {(a, b): "clean" if a == CLEAN else f"{a} {b}" for a, b in zip(shown["attack"], shown["budget"], strict=True)}
     rest = run.models[1:]
-    cells = pd.DataFrame("not available", index=pd.Index(rest, name=f"minus {run.models[0]}"), columns=list(heads.values()))
-    for _, row in shown.iterrows():
-        cells.loc[row["model"], heads[row["attack"], row["budget"]]] = _difference(row)
-    for name, suite in corrupted.items():
-        for model in rest:
-            rows = frame[(frame["suite"] == name) & (frame["model"] == model)]
-            whole = len(rows) == len(suite.cells)
-            cells.loc[model, f"{name} mean"] = f"{100 * rows['difference'].mean():+.1f}" if whole else "not available"
+    rows: dict[str, list[str]] = {}
+    for suite, cell, _ in _columns(run):
+        if any(s.name == suite and s.corruptions for s in run.suites):
+            continue
+        here = frame[(frame["attack"] == cell.attack) & (frame["budget"] == cell.budget)].set_index("model")
+        name = "clean" if cell.attack == CLEAN else f"{cell.attack} eps {cell.budget}"
+        rows[name] = [_difference(here.loc[m]) if m in here.index else "not available" for m in rest]
+    for suite_ in run.suites:
+        if suite_.corruptions:
+            parts = {m: frame[(frame["suite"] == suite_.name) & (frame["model"] == m)] for m in rest}
+            rows[f"{suite_.name}, mean"] = [
+                f"{100 * p['difference'].mean():+.1f}" if len(p) == len(suite_.cells) else "not available"
+                for p in parts.values()
+            ]
+    cells = pd.DataFrame.from_dict(rows, orient="index", columns=rest, dtype=object)
+    cells.index.name = f"minus {run.models[0]}"
     notes = (
-        f"Difference in points to {run.models[0]} on the same {run.n} samples; p: exact McNemar test, Holm-adjusted over all cells "
-        "of this comparison. p >= 0.05: not distinguishable.",
+        f"Difference in points to {run.models[0]} on the same {run.n} samples; p: exact McNemar test, Holm-adjusted over "
+        "all cells of this comparison. p >= 0.05: not distinguishable.",
     )
     return View("Paired comparison", cells, notes)
 
@@ -207,7 +228,10 @@ def _difference(row: pd.Series) -> str:
 
 def markdown(cells: pd.DataFrame) -> str:
     """A GitHub Markdown table, the index as first column; cell text cannot break it."""
-    rows: Sequence[Sequence[object]] = [[cells.index.name or "", *cells.columns], *cells.reset_index().to_numpy().tolist()]
+    rows: Sequence[Sequence[object]] = [
+        [cells.index.name or "", *cells.columns],
+        *cells.reset_index().to_numpy().tolist(),
+    ]
     lines = ["| " + " | ".join(escape(str(value)) for value in row) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" + " ---: |" * len(cells.columns))
     return "\n".join(lines)

@@ -136,7 +136,9 @@ def train(
         network = build_network(settings).to(device)
     mean = torch.tensor(settings.preprocessing.mean, device=device)[:, None, None]
     std = torch.tensor(settings.preprocessing.std, device=device)[:, None, None]
-    decayed = [p for p in network.parameters() if p.ndim >= 2 and p is not network.pos_embed and p is not network.cls_token]
+    decayed = [
+        p for p in network.parameters() if p.ndim >= 2 and p is not network.pos_embed and p is not network.cls_token
+    ]
     chosen = set(map(id, decayed))
     rest = [p for p in network.parameters() if id(p) not in chosen]
     optimizer = torch.optim.AdamW(
@@ -157,7 +159,9 @@ def train(
     for epoch in range(1, recipe.epochs + 1):
         network.train()
         loss_sum = torch.zeros((), dtype=torch.float64)
-        for step, batch in enumerate(kept[torch.randperm(len(kept), generator=draws)].split(recipe.batch_size), start=1):
+        for step, batch in enumerate(
+            kept[torch.randperm(len(kept), generator=draws)].split(recipe.batch_size), start=1
+        ):
             inputs = augment(images[batch].float() / 255, recipe, draws).to(device)
             loss = F.cross_entropy(
                 network((inputs - mean) / std), labels[batch].to(device), label_smoothing=recipe.label_smoothing

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Trains the embedded models, one recipe for all, on the 60,000 training images of Fashion-MNIST, one thread each.
+# Usage: benchmarks/train_embedded.sh FASHION_MNIST_DIR OUT_DIR [NAME...]     (names: the keys below; all without names)
+set -euo pipefail
+data=$1 out=$2
+shift 2
+declare -A flags=(
+  [vit]="--model vit"
+  [symvit]="--model symvit"
+  [rpc-symvit]="--model rpc-symvit --iterations 6 --layers first --lambda 4"
+  [rpc-symvit-2iter-all]="--model rpc-symvit --iterations 2 --layers all --lambda 4"
+)
+export OMP_NUM_THREADS=1
+for name in "${@:-${!flags[@]}}"; do
+  # shellcheck disable=SC2086
+  robustkpca train ${flags[$name]} --data "fashion-mnist:$data" --seed 0 --device cpu --out "$out/$name.safetensors"
+done
