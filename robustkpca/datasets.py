@@ -196,7 +196,7 @@ def _idx(path: Path) -> NDArray[np.uint8]:
         raw = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
         dims = raw[3]
         shape = np.frombuffer(raw, ">i4", dims, offset=4)
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape).copy()  # writable, as torch wants it
     except (OSError, EOFError, IndexError, ValueError) as error:
         raise DataError(f"{path}[.gz]: expected an idx file of Fashion-MNIST ({error})") from None
 

@@ -70,11 +70,12 @@ def unique_labels(classifiers: Sequence[Classifier]) -> list[str]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the receipt."""
-    names = ("torch", "torchvision", "timm", "torchattacks", "numpy", "pandas", "pyarrow")
+    names = ("torchvision", "timm", "torchattacks", "numpy", "pandas", "pyarrow")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "robustkpca": __version__,
+        "torch": torch.__version__,  # with its build, e.g. +cu130
         **{name: metadata.version(name) for name in names},
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -164,15 +165,17 @@ def evaluate(
 
     for model, classifier in zip(run.models, classifiers, strict=True):
         labels = torch.from_numpy(samples.labels_for(classifier.settings))
-        pending = []
+        pending, kept = [], 0.0
         for chunk in chunk_ranges(len(samples), batch_size):
-            missing = [job for job in jobs if not run.chunk_path(model, job.label, chunk.start).exists()]
-            ready = sum(job.passes for job in jobs if job not in missing)
-            if missing or not run.chunk_path(model, CLEAN, chunk.start).exists():
-                advance(model, CLEAN, len(chunk) * ready)
-                pending.append(chunk)
+            clean = run.chunk_path(model, CLEAN, chunk.start).exists()
+            ready = [job for job in jobs if run.chunk_path(model, job.label, chunk.start).exists()]
+            if clean and len(ready) == len(jobs):
+                kept += len(chunk) * (1 + sum(job.passes for job in jobs))
             else:
-                advance(model, CLEAN, len(chunk) * (1 + ready))
+                kept += len(chunk) * sum(job.passes for job in ready)
+                pending.append(chunk)
+        if kept:
+            advance(model, "kept from before", kept)
         for images, indices in _load(samples, classifier, pending, workers):
             chunk_labels = labels[indices].to(classifier.device)
             ids = [samples.ids[i] for i in indices]

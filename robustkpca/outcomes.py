@@ -7,6 +7,7 @@ metadata holds run.json; `Run.open` reads either.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -246,7 +247,8 @@ def _write_whole(path: Path, write: Any) -> None:
         write(part)
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise RunError(f"cannot write {path}: {error.strerror or error}") from None
 
 

@@ -20,6 +20,7 @@ from robustkpca import corruptions, draws
 from robustkpca.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
 from robustkpca.corruptions.blur import step_chances, swap_pixels
 from robustkpca.corruptions.fields import gaussian_kernel, smooth_field
+from robustkpca.corruptions.weather import frost_texture, plasma
 from robustkpca.errors import SpecError
 
 ALL = CORRUPTIONS + EXTRA_CORRUPTIONS
@@ -424,6 +425,13 @@ def test_glass_blur_moves_as_far_as_the_scan_of_the_original() -> None:
     assert spread(ours.view(size, size).numpy()) == pytest.approx(spread(content), rel=0.15)
 
 
+def test_glass_blur_moves_little_on_small_images() -> None:
+    images = torch.rand(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    moved = (corrupt(images, "glass_blur", 1, names(8)) - images).abs() > 10 / 255  # the blur itself: about a level
+    # mean square step 0.5 / 64 on each axis, one swap as proposer and one as partner, twice over: about 6 %
+    assert 0.03 < moved.double().mean() < 0.1
+
+
 def test_glass_blur_keeps_the_mean_and_stays_local() -> None:
     images = scenes(2, 3, 224, 224)
     out = corrupt(images, "glass_blur", 5, names(2))
@@ -455,7 +463,9 @@ def test_frost_is_a_weighted_sum() -> None:
         dark = corrupt(torch.full((6, 1, 64, 64), 0.2), "frost", severity, names(6))
         free = dark < 1
         assert ((dark - black)[free] - 0.2 * keep).abs().max() < 1.1 / 255
-        texture = black / cover
+        gens = [draws.generator(0, "corruption", "frost", severity, sample) for sample in names(6)]
+        texture = frost_texture(gens, 64, 64, torch.device("cpu")).unsqueeze(1) * (0.299 * 0.9 + 0.587 * 0.97 + 0.114)
+        agree(black, texture.double().numpy() * cover)
         assert 0.3 < texture.mean() < 0.55 and 0.12 < texture.std() < 0.3 and texture.max() < 1.01
 
 
@@ -484,6 +494,15 @@ def test_fog_gets_rougher_as_the_decay_falls() -> None:
             field = field + amplitude * np.random.default_rng(field.shape[1]).normal(size=field.shape)
         expected = np.diff(field).std() / field.std()
         assert 0.4 < roughness(severity) / expected < 2.5
+
+
+def test_plasma_draws_every_point_for_itself() -> None:
+    heights = plasma([draws.generator(0, k) for k in range(8)], 64, 1.4, torch.device("cpu")).double().numpy()
+    around = sum(np.roll(heights, step, axis) for step in (-1, 1) for axis in (1, 2)) / 4
+    rest = heights - around  # what the last level added to the mean of the four neighbours
+    across, down = rest[:, ::2, 1::2].ravel(), rest[:, 1::2, ::2].ravel()
+    assert across.std() == pytest.approx(down.std(), rel=0.05)
+    assert abs(np.corrcoef(across, down)[0, 1]) < 0.06 and abs(np.corrcoef(across[1:], across[:-1])[0, 1]) < 0.06
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -572,6 +591,14 @@ def test_elastic_transform_displaces_as_far_as_published(severity: int, alpha: f
         rounding = (size - 1) / 255 / math.sqrt(12)
         local = math.sqrt((shift - fit).var() - rounding**2)
         assert local == pytest.approx(smooth.std() * size / 224, rel=0.12)
+
+
+@pytest.mark.parametrize(("severity", "shift", "local"), [(1, 24.4, 0.5), (2, 48.8, 4.1), (3, 4.88, 0.8)])
+def test_elastic_transform_moves_the_centre_as_published(severity: int, shift: float, local: float) -> None:
+    images = ramps(112).repeat_interleave(64, 0)
+    moved = corrupt(images, "elastic_transform", severity, names(64) * 2)[:, 0, 56, 56].double() * 111 - 56
+    # the centre moves by half the sum of two uniform steps in [-shift, shift]
+    assert moved.square().mean().sqrt().item() == pytest.approx(math.hypot(shift / 6**0.5, local) / 2, rel=0.2)
 
 
 def test_elastic_transform_at_severity_one_is_nearly_affine() -> None:

@@ -1,0 +1,151 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from robustkpca.datasets import ArraySamples
+from robustkpca.errors import SpecError
+from robustkpca.evaluation import evaluate
+from robustkpca.outcomes import Run
+from robustkpca.regression import HOLDS, NOT_COMPARABLE, REGRESSED, check
+from robustkpca.spec import load_suite
+from tests.conftest import SIDE, tiny
+
+SUITES = [load_suite("fgsm").with_eps(["1/255", "8/255"])]
+
+
+@pytest.fixture(scope="module")
+def samples():
+    pixels = np.random.default_rng(0).integers(0, 256, (400, SIDE, SIDE), dtype=np.uint8)
+    ids = [f"n{i:03d}" for i in range(400)]
+    return ArraySamples("noise", ids, np.arange(400) % 10, tuple(f"c{i}" for i in range(10)), pixels)
+
+
+@pytest.fixture
+def baseline(samples, tmp_path):
+    return evaluate([tiny()], samples, SUITES, tmp_path / "baseline")
+
+
+def variant(run: Run, path, *, request=None, rows=None) -> Run:
+    """A copy of a run with another request or other rows, as if another run had made it."""
+    for key, value in (request or {}).items():
+        *parents, last = key.split(".")
+        place = run.request
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        place[last] = value
+    made = Run.start(path, json.loads(json.dumps(run.request)), run.manifest["environment"])
+    frame = run.rows if rows is None else rows
+    for (model, attack), part in frame.groupby(["model", "attack"], sort=False):
+        made.write_chunk(model, attack, 0, part)
+    return Run.open(path)
+
+
+def with_correct(run: Run, share: float, cell=("fgsm", "1/255")) -> pd.DataFrame:
+    """The rows of a run with exactly `share` of one cell right."""
+    rows = run.rows.copy()
+    here = (rows["attack"] == cell[0]) & (rows["budget"] == cell[1])
+    rows.loc[here, "correct"] = np.arange(here.sum()) < round(share * here.sum())
+    return rows
+
+
+def test_the_same_run_holds(baseline, samples, tmp_path):
+    again = evaluate([tiny()], samples, SUITES, tmp_path / "again", batch_size=64)
+    verdict = check(again, baseline)
+    assert (verdict.code, verdict.reasons) == (HOLDS, [])
+    assert len(verdict.cells) == 3
+    assert (verdict.cells["change"] == 0).all()
+
+
+def test_a_real_drop_is_caught_and_named(baseline, tmp_path):
+    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
+    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.55))
+    verdict = check(after, before)
+    assert verdict.code == REGRESSED
+    assert verdict.reasons[0].startswith(f"{baseline.models[0]}, fgsm 1/255: 60.0 -> 55.0 % (-5.0 points")
+    assert check(after, before, tolerance=6).code == HOLDS
+    assert check(before, after).code == HOLDS
+
+
+def test_a_drop_that_could_be_chance_holds(baseline, tmp_path):
+    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
+    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.5925))  # 3 samples of 400
+    assert check(after, before, tolerance=0).code == HOLDS
+
+
+def test_a_sudden_gain_is_noted(baseline, tmp_path):
+    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.1))
+    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.7))
+    verdict = check(after, before)
+    assert verdict.code == HOLDS
+    assert "suspiciously better" in verdict.notes[0]
+    assert "+60.0 points" in verdict.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [("seed", 1, "other seed: 1 here, 0 in the baseline"), ("dtype", "bfloat16", "other precision"),
+     ("data.content", "0", "other image data"), ("data.ids", "0", "other sample ids"),
+     ("suites.0.threat.clip", False, "other threat model"), ("suites.0.version", 2, "other threat model")],
+)  # fmt: skip
+def test_unlike_requests_are_not_comparable(baseline, tmp_path, key, value, reason):
+    kept = variant(baseline, tmp_path / "kept")
+    other = variant(Run.open(kept.path), tmp_path / "other", request={key: value})
+    verdict = check(other, kept)
+    assert verdict.code == NOT_COMPARABLE
+    assert reason in verdict.reasons[0]
+    assert check(kept, other).code == NOT_COMPARABLE
+
+
+def test_fewer_samples_missing_suite_and_missing_model(baseline, samples, tmp_path):
+    few = evaluate([tiny()], samples.limit(5, 0), SUITES, tmp_path / "few")
+    assert "other number of samples: 5 here, 400 in the baseline" in check(few, baseline).reasons
+    other = evaluate([tiny()], samples, [load_suite("fgsm-paper")], tmp_path / "other")
+    assert "suite fgsm was not run; run were fgsm-paper" in check(other, baseline).reasons
+    two = evaluate([tiny(), tiny("vit")], samples, SUITES, tmp_path / "two")
+    verdict = check(baseline, two)
+    assert verdict.code == NOT_COMPARABLE
+    assert "was not run" in verdict.reasons[0]
+    assert check(two, baseline).code == HOLDS
+
+
+def test_one_model_each_may_have_other_names(baseline, samples, tmp_path):
+    vit = evaluate([tiny("vit")], samples, SUITES, tmp_path / "vit")
+    verdict = check(vit, baseline)
+    assert verdict.code in (HOLDS, REGRESSED)
+    assert "is compared with" in verdict.notes[0]
+
+
+def test_nothing_measured_is_never_green(baseline, tmp_path):
+    empty = Run.start(tmp_path / "empty", baseline.request, {})
+    verdict = check(empty, baseline)
+    assert verdict.code == NOT_COMPARABLE
+    assert "not run" in verdict.reasons[0]
+    assert check(baseline, empty).code == NOT_COMPARABLE
+    partial = variant(baseline, tmp_path / "partial", rows=baseline.rows[baseline.rows["sample"] != "n007"])
+    assert "incomplete 399/400" in check(partial, baseline).reasons[0]
+    failed = variant(baseline, tmp_path / "failed")
+    failed.fail(baseline.models[0], "fgsm", "RuntimeError: no")
+    assert "failed: RuntimeError: no" in check(failed, baseline).reasons[0]
+
+
+def test_broken_rows_are_never_green(baseline, tmp_path):
+    rows = baseline.rows.copy()
+    rows.loc[450, "flags"] = "non_finite"
+    verdict = check(variant(baseline, tmp_path / "a", rows=rows), baseline)
+    assert (verdict.code, "not finite" in verdict.reasons[0]) == (NOT_COMPARABLE, True)
+    rows = baseline.rows.astype({"correct": object})
+    rows.loc[450, "correct"] = None
+    assert check(variant(baseline, tmp_path / "b", rows=rows), baseline).code == NOT_COMPARABLE
+    rows = baseline.rows.copy()
+    rows.loc[450, "label"] = 3 if rows.loc[450, "label"] != 3 else 4
+    assert "other samples or labels" in check(variant(baseline, tmp_path / "c", rows=rows), baseline).reasons[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"tolerance": float("nan")}, {"tolerance": -1}, {"alpha": 0}, {"alpha": float("nan")}]
+)
+def test_settings_that_would_disarm_the_check(baseline, options):
+    with pytest.raises(SpecError, match="--tolerance|--alpha"):
+        check(baseline, baseline, **options)
