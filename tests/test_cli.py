@@ -1,0 +1,241 @@
+"""The command line as a person meets it: what it prints, its exit codes, and what bad input does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from robustkpca import checkpoints
+from robustkpca.outcomes import Run
+from robustkpca.settings import RPCSettings
+from tests.conftest import tiny
+
+
+def call(*arguments, cwd=None, timeout=300, **environment):
+    """Run the command line in a process of its own, as people do."""
+    return subprocess.run(
+        [sys.executable, "-m", "robustkpca", *map(str, arguments)],
+        cwd=cwd, env={**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with two small checkpoints whose classes are Fashion-MNIST's, and pictures to evaluate them on."""
+    folder = tmp_path_factory.mktemp("place")
+    rpc = RPCSettings(iterations=2, lam=1.0)
+    for name, made in (("sym", tiny()), ("rpc", tiny("rpc-symvit", rpc))):
+        checkpoints.save(folder / f"{name}.safetensors", made.network.state_dict(), made.settings, {})
+    torch.save(tiny().network.state_dict(), folder / "plain.pth")
+    draws = np.random.default_rng(0)
+    for label in range(10):
+        (folder / "pictures" / f"c{label}").mkdir(parents=True)
+        for i in range(2):
+            pixels = draws.integers(0, 256, (28, 28), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "pictures" / f"c{label}" / f"{i}.png")
+    return folder
+
+
+BOTH = ("--checkpoint", "sym.safetensors", "--checkpoint", "rpc.safetensors", "--data", "folder:pictures")
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    done = call("eval", *BOTH, "--attack", "pgd", "--attack", "fgsm", "--out", "run", cwd=place)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_eval_prints_what_it_runs_and_a_table(run, place):
+    said = " ".join(run.stderr.split())
+    for fact in (
+        "SymViT-w16d2h2",
+        "RPC-SymViT-w16d2h2 (2iter/layer1)",
+        "n = 20",
+        "L-inf",
+        "8/255",
+        "cpu, float32, seed 0",
+    ):
+        assert fact in said, fact
+    for fact in ("clean", "eps 8/255", "95 % Wilson", "McNemar", "rows and receipt: run"):
+        assert fact in " ".join(run.stdout.split()), fact
+    assert len(Run.open(place / "run").rows) == 2 * 20 * 9
+
+
+def test_the_same_command_finds_the_run_again(run, place):
+    before = {p: p.stat().st_mtime_ns for p in (place / "run").rglob("*.parquet")}
+    again = call("eval", *BOTH, "--attack", "pgd", "--attack", "fgsm", "--out", "run", cwd=place)
+    assert again.returncode == 0
+    assert {p: p.stat().st_mtime_ns for p in (place / "run").rglob("*.parquet")} == before
+
+
+def test_report_and_check(run, place):
+    assert call("report", "run", "--out", "r.md", cwd=place).returncode == 0
+    assert "## " not in (place / "r.md").read_text()[:30]
+    written = call("check", "run", "--baseline", "base.parquet", "--update-baseline", cwd=place)
+    assert written.returncode == 0, written.stderr
+    same = call("check", "run", "--baseline", "base.parquet", cwd=place)
+    assert (same.returncode, "holds: 18 cells" in same.stdout) == (0, True)
+    other = call("eval", *BOTH, "--attack", "pgd", "--attack", "fgsm", "--seed", "1", "--out", "other", cwd=place)
+    assert other.returncode == 0
+    unlike = call("check", "other", "--baseline", "base.parquet", cwd=place)
+    assert (unlike.returncode, "other seed" in unlike.stderr) == (2, True)
+    lost = Run.open(place / "run").rows
+    better = Run.start(place / "better", Run.open(place / "run").request, {})
+    for (model, attack), part in lost.groupby(["model", "attack"], sort=False):
+        better.write_chunk(model, attack, 0, part.assign(correct=True))
+    fallen = call("check", "run", "--baseline", "better", cwd=place)
+    assert (fallen.returncode, "regressed: " in fallen.stderr) == (1, True)
+
+
+def test_options_reach_the_request(place):
+    done = call(
+        "eval", "--model", "rpc-symvit", "--checkpoint", "sym.safetensors", "--iterations", "3", "--lambda", "0.5",
+        "--layers", "all", "--data", "folder:pictures", "--attack", "pgd", "--protocol", "paper", "--eps", "2/255",
+        "--steps", "2", "--limit", "10", "--seed", "4", "--batch-size", "3", "--out", "options", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    request = json.loads((place / "options" / "run.json").read_text())["request"]
+    assert request["models"][0]["settings"]["rpc"] == {"iterations": 3, "lambda": 0.5, "layers": "all"}
+    (suite,) = request["suites"]
+    assert (suite["name"], suite["threat"]["eps"], suite["attack"][0]["parameters"]["steps"]) == (
+        "pgd-paper",
+        ["2/255"],
+        2,
+    )
+    assert (request["seed"], request["batch_size"], request["data"]["n"]) == (4, 3, 10)
+
+
+def test_without_out_the_run_is_named_after_its_request(place):
+    flags = ("--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "fgsm", "--eps", "1/255")
+    for seed in (0, 0, 1):
+        assert call("eval", *flags, "--seed", seed, cwd=place).returncode == 0
+    assert len(list((place / "runs").iterdir())) == 2
+
+
+EVAL = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "pgd", "--out", "never")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("eval",), "--attack: expected at least one of"),
+        (("eval", "--attack", "pgd"), "--model: expected at least one of"),
+        (("eval", "--attack", "pdg", "--model", "symvit"), "Did you mean 'pgd'"),
+        (("eval", "--attack", "pgd", "--model", "rpc-symvti"), "Did you mean 'rpc-symvit'"),
+        (("eval", "--attack", "pgd", "--model", "symvit-tiny"), "needs --checkpoint"),
+        (("eval", "--attack", "pgd", "--checkpoint", "none.pth"), "nothing there"),
+        (("eval", "--attack", "pgd", "--checkpoint", "plain.pth", "--heads", "2"), "say which with --model"),
+        (("eval", "--attack", "pgd", "--model", "vit", "--model", "symvit", "--checkpoint", "plain.pth"), "expected one for each"),
+        ((*EVAL, "--eps", "8"), "did you mean 8/255"),
+        ((*EVAL, "--eps=-1/255"), "expected 0 or more"),
+        ((*EVAL, "--eps", "nan"), "expected a number"),
+        ((*EVAL, "--steps", "0"), "at least 1"),
+        ((*EVAL, "--protocol", "papers"), "expected standard or paper"),
+        ((*EVAL, "--limit", "0"), "at least 1"),
+        ((*EVAL, "--batch-size", "0"), "at least 1"),
+        ((*EVAL, "--device", "gpu"), "expected auto, cpu, cuda"),
+        ((*EVAL, "--device", "cuda:99"), "CUDA devices are visible"),
+        ((*EVAL, "--layers", "last"), "--layers"),
+        ((*EVAL, "--data", "folder:none"), "not a folder"),
+        ((*EVAL, "--data", "folder:."), "unknown to SymViT"),
+        ((*EVAL, "--attack", "corruptions", "--eps", "1/255"), "severities, not eps"),
+        ((*EVAL, "--attack", "none.toml"), "No such file"),
+        (("report", "none", "--out", "r.md"), "expected a run folder"),
+        (("report", "run", "--out", "r.txt"), "ending in .md"),
+        (("check", "run", "--baseline", "none"), "expected a run folder"),
+        (("check", "run", "--baseline", "run", "--tolerance", "nan"), "--tolerance"),
+        (("check", "run", "--baseline", "run", "--update-baseline"), "end in .parquet"),
+        (("train", "--model", "rpc-symvit", "--data", "digits", "--out", "x.safetensors"), "--iterations and --lambda"),
+        (("train", "--model", "symvit", "--data", "digits", "--lambda", "1", "--out", "x.safetensors"), "settings of rpc-symvit"),
+        (("train", "--model", "symvit", "--data", "fashion-mnist", "--out", "x.safetensors"), "fashion-mnist:DIR"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(run, place, arguments, message):
+    done = call(*arguments, cwd=place)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 2
+    assert message in lines[-1]
+    assert lines[-1].startswith("error: ")
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    assert not (place / "never").exists()
+
+
+def test_a_torn_picture_stops_with_its_path_and_keeps_what_is_done(place):
+    import shutil
+
+    shutil.copytree(place / "pictures", place / "torn")
+    path = place / "torn" / "c7" / "1.png"
+    path.write_bytes(path.read_bytes()[:200])
+    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:torn", "--attack", "fgsm", "--batch-size", "4",
+                 "--out", "torn-run")  # fmt: skip
+    done = call(*arguments, cwd=place)
+    assert done.returncode == 2
+    assert "c7/1.png: cannot be decoded" in done.stderr
+    assert len(list((place / "torn-run").rglob("*.parquet"))) == 6
+    shutil.copy(place / "pictures" / "c7" / "1.png", path)
+    assert call(*arguments, cwd=place).returncode == 0
+
+
+def test_ctrl_c_keeps_whole_chunks_and_says_how_to_go_on(place):
+    arguments = ("eval", *BOTH, "--attack", "pgd", "--steps", "400", "--batch-size", "2", "--out", "cut")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "robustkpca", *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while len(list((place / "cut").rglob("*.parquet"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    rows = Run.open(place / "cut").rows
+    assert 0 < len(rows) < 200
+    assert not list((place / "cut").rglob("*.part"))
+
+
+def test_lists(place):
+    text = call("models").stdout
+    for name in ("rpc-symvit-2iter-all", "RPC-SymViT-micro (6iter/layer1)", "symvit-base", "timm:NAME"):
+        assert name in text
+    text = call("attacks").stdout
+    for name in ("pgd-paper", "fgsm", "corruptions", "normalised space, not clipped"):
+        assert name in text
+    text = call("datasets").stdout
+    for name in ("fashion-mnist", "MIT licence", "digits", "folder"):
+        assert name in text
+    assert all(len(line.split()) > 2 for line in text.splitlines())
+
+
+def test_version_and_module(place):
+    from robustkpca import __version__
+
+    assert call("--version").stdout.strip() == __version__
+    script = Path(sys.executable).with_name("robustkpca")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.strip() == __version__
+
+
+def test_help_is_instant_and_complete():
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        done = call("--help")
+        times.append(time.monotonic() - start)
+    assert all(name in done.stdout for name in ("eval", "report", "check", "train", "models", "attacks", "datasets"))
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import robustkpca.cli"], capture_output=True, text=True
+    ).stderr
+    assert not any(f" {heavy}\n" in loaded for heavy in ("torch", "pandas", "numpy", "pydantic", "matplotlib"))
+    assert min(times) < 0.5
