@@ -125,7 +125,7 @@ def evaluate(
     where = pick_device(device)
     samples = load_samples(data, limit=limit, seed=seed)
     classifiers = _classifiers(model, checkpoint, where, iterations=iterations, lam=lam, layers=layers, heads=heads)
-    evaluation.check_request(classifiers, samples, suites)
+    evaluation.check_request(classifiers, samples, suites, batch_size)
     if out_dir is None:
         mark = fingerprint(evaluation.request_for(classifiers, samples, suites, seed, batch_size))
         out_dir = Path("runs") / f"{'-'.join(s.name for s in suites)}-{mark[:8]}"

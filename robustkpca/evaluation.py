@@ -113,10 +113,14 @@ def request_for(
     }
 
 
-def check_request(classifiers: Sequence[Classifier], samples: Samples, suites: Sequence[Suite]) -> None:
+def check_request(
+    classifiers: Sequence[Classifier], samples: Samples, suites: Sequence[Suite], batch_size: int
+) -> None:
     """Everything that can be found wrong before the first batch."""
     if not classifiers or not suites:
         raise SpecError("expected at least one model and one attack")
+    if batch_size < 1:
+        raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
     labels = [label for suite in suites for label in suite.attacks]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SpecError(f"--attack: {', '.join(sorted(twice))} given twice")
@@ -129,6 +133,11 @@ def check_request(classifiers: Sequence[Classifier], samples: Samples, suites: S
                 methods.check(what, suite.threat)
     for classifier in classifiers:
         samples.labels_for(classifier.settings)
+        side = classifier.settings.preprocessing.img_size
+        if side < corruptions.SMALLEST and any(suite.corruptions for suite in suites):
+            raise SpecError(
+                f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
+            )
 
 
 def evaluate(
@@ -147,9 +156,7 @@ def evaluate(
     A folder that holds part of this very request is continued; one that holds another request is refused. Classifiers are on
     their device. Interrupting loses at most the chunk in hand. Returns the run, complete except for what failed.
     """
-    check_request(classifiers, samples, suites)
-    if batch_size < 1:
-        raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
+    check_request(classifiers, samples, suites, batch_size)
     run = Run.start(Path(out), request_for(classifiers, samples, suites, seed, batch_size), environment())
     run.manifest["failures"] = {}  # what failed before is tried again
     run.save_manifest()

@@ -212,7 +212,7 @@ def test_a_folder_with_something_else_is_left_alone(noise_samples, tmp_path):
     with pytest.raises(RunError, match="something else"):
         evaluate([tiny()], noise_samples, [PGD], tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write|something else"):
+    with pytest.raises(RunError, match=r"cannot write|something else"):
         evaluate([tiny()], noise_samples, [PGD], tmp_path / "file" / "run")
 
 

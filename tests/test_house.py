@@ -75,11 +75,11 @@ def test_reading_and_ground_need_no_torch():
 def test_public_names_exist_and_are_all():
     for name in robustkpca.__all__:
         assert callable(getattr(robustkpca, name)), name
-    import robustkpca.evaluation
-    import robustkpca.regression
+    from robustkpca.evaluation import evaluate
+    from robustkpca.regression import check
 
-    assert robustkpca.evaluate is robustkpca.evaluation.evaluate
-    assert robustkpca.check is robustkpca.regression.check
+    assert robustkpca.evaluate is evaluate
+    assert robustkpca.check is check
     with pytest.raises(AttributeError, match="nothing"):
         _ = robustkpca.nothing
 
@@ -111,7 +111,7 @@ def installed(tmp_path_factory):
 
 
 def test_the_wheel_runs_the_main_job_beside_a_decoy(installed):
-    wheel, site, work = installed
+    _, site, work = installed
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     where = subprocess.run(
         [sys.executable, "-c", "import robustkpca; print(robustkpca.__file__)"], cwd=work, env=environment, capture_output=True, text=True

@@ -40,7 +40,7 @@ def test_rpc_runs_in_the_layers_asked_for(layers, expected):
 
 
 def test_layers_beyond_the_depth_are_refused():
-    with pytest.raises(SpecError, match="from 1 to 2, got .3."):
+    with pytest.raises(SpecError, match=r"from 1 to 2, got .3."):
         build_network(tiny_settings("rpc-symvit", RPCSettings(iterations=2, lam=1.0, layers=(3,))))
 
 
@@ -96,7 +96,7 @@ def test_weights_hash_sees_values_names_and_dtypes():
 
 def test_titles_are_the_papers():
     p = Preprocessing(img_size=224, mean=(0.5,) * 3, std=(0.5,) * 3)
-    common = dict(preprocessing=p, num_classes=1000, patch_size=16, width=192, depth=12, heads=3)
+    common = {"preprocessing": p, "num_classes": 1000, "patch_size": 16, "width": 192, "depth": 12, "heads": 3}
     assert ModelSettings(family="symvit", **common).title == "SymViT-tiny"
     rpc = RPCSettings(iterations=4, lam=4.0)
     assert ModelSettings(family="rpc-symvit", rpc=rpc, **common).title == "RPC-SymViT-tiny (4iter/layer1)"

@@ -147,5 +147,5 @@ def test_broken_rows_are_never_green(baseline, tmp_path):
     "options", [{"tolerance": float("nan")}, {"tolerance": -1}, {"alpha": 0}, {"alpha": float("nan")}]
 )
 def test_settings_that_would_disarm_the_check(baseline, options):
-    with pytest.raises(SpecError, match="--tolerance|--alpha"):
+    with pytest.raises(SpecError, match=r"--tolerance|--alpha"):
         check(baseline, baseline, **options)

@@ -16,7 +16,7 @@ QUICK = {"epochs": 2, "batch_size": 50}
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_samples("digits", split="train", limit=200)
+    return load_samples("digits", split="train", limit=400)
 
 
 @pytest.mark.parametrize("model", ["vit", "symvit", "rpc-symvit"])
@@ -28,7 +28,7 @@ def test_training_lowers_the_loss_and_the_file_needs_nothing_else(digits, tmp_pa
         digits,
         tmp_path / "m.safetensors",
         rpc=rpc,
-        overrides={**QUICK, "epochs": 6},
+        overrides={"epochs": 15, "batch_size": 16},
         holdout=50,
         on_epoch=seen.append,
     )
@@ -43,7 +43,7 @@ def test_training_lowers_the_loss_and_the_file_needs_nothing_else(digits, tmp_pa
     assert found > 0.3  # chance is 0.1
     kept = read(tmp_path / "m.safetensors")[1]["training"]
     assert kept["data"]["hash"] == digits.content_hash
-    assert (kept["seed"], kept["n"], kept["holdout"], kept["recipe"]["lr"]) == (0, 150, 50, 3e-3)
+    assert (kept["seed"], kept["n"], kept["holdout"], kept["recipe"]["lr"]) == (0, 350, 50, 3e-3)
     json.dumps(kept, allow_nan=False)
 
 
@@ -77,8 +77,8 @@ def test_augmentation_shifts_and_flips_within_its_bounds():
 
 
 def test_holdout_must_leave_something(digits, tmp_path):
-    with pytest.raises(DataError, match="--holdout: expected 0 to 199, got 200"):
-        training.run("symvit", digits, tmp_path / "m", overrides=QUICK, holdout=200)
+    with pytest.raises(DataError, match="--holdout: expected 0 to 399, got 400"):
+        training.run("symvit", digits, tmp_path / "m", overrides=QUICK, holdout=400)
 
 
 def test_pixels_are_read_without_loss(digits):

@@ -27,7 +27,7 @@ from robustkpca.corruptions import blur, digital, noise, weather
 from robustkpca.corruptions.fields import Generators
 from robustkpca.errors import SpecError, unknown
 
-__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "corrupt"]
+__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SMALLEST", "corrupt"]
 
 CORRUPTIONS: tuple[str, ...] = (
     "gaussian_noise",
@@ -72,7 +72,7 @@ _FUNCTIONS: dict[str, Corruption] = {
     "saturate": digital.saturate,
 }
 
-_SMALLEST = 28  # pixels; below, a blur of a few pixels at 224 is nothing
+SMALLEST = 28  # pixels; below, a blur of a few pixels at 224 is nothing
 
 # Values handled at once. On the CPU a part then stays in the cache; elsewhere it bounds the memory.
 _PART = {"cpu": 2**17}
@@ -113,8 +113,8 @@ def _checked(images: Tensor, name: str, severity: int, ids: Sequence[str]) -> Co
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[0] < 1 or shape[1] not in (1, 3):
         raise SpecError(f"{name}: expected images of shape (B, C, H, W) with B >= 1 and C 1 or 3, got {shape}")
-    if min(shape[2:]) < _SMALLEST:
-        raise SpecError(f"{name}: expected images of at least {_SMALLEST} x {_SMALLEST} pixels, got {shape[2:]}")
+    if min(shape[2:]) < SMALLEST:
+        raise SpecError(f"{name}: expected images of at least {SMALLEST} x {SMALLEST} pixels, got {shape[2:]}")
     if isinstance(ids, str) or not all(isinstance(sample, str) for sample in ids):
         raise SpecError(f"{name}: expected ids to be a sequence of {shape[0]} strings, got {ids!r:.60}")
     if len(ids) != shape[0]:
