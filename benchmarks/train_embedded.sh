@@ -7,8 +7,8 @@ shift 2
 declare -A flags=(
   [vit]="--model vit"
   [symvit]="--model symvit"
-  [rpc-symvit]="--model rpc-symvit --iterations 6 --layers first --lambda 4"
-  [rpc-symvit-2iter-all]="--model rpc-symvit --iterations 2 --layers all --lambda 4"
+  [rpc-symvit]="--model rpc-symvit --iterations 6 --layers first --lambda 0.1"
+  [rpc-symvit-2iter-all]="--model rpc-symvit --iterations 2 --layers all --lambda 1"
 )
 export OMP_NUM_THREADS=1
 for name in "${@:-${!flags[@]}}"; do

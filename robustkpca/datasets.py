@@ -36,6 +36,8 @@ class Samples(ABC):
     def __init__(self, name: str, ids: Sequence[str], labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
         if len(ids) == 0:
             raise DataError(f"data {name}: no images found")
+        if labels.min() < 0 or labels.max() >= len(classes):
+            raise DataError(f"data {name}: expected labels from 0 to {len(classes) - 1}, got {labels.min()} to {labels.max()}")
         self.name, self.ids, self.labels, self.classes = name, list(ids), labels, classes
 
     def __len__(self) -> int:

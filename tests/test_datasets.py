@@ -77,6 +77,9 @@ def test_idx_files_packed_and_not(tmp_path):
     assert packed.content_hash == plain.content_hash
     np.testing.assert_array_equal(plain.pixels, images)
     np.testing.assert_array_equal(plain.labels, labels)
+    (nested / "t10k-labels-idx1-ubyte").write_bytes(files["t10k-labels-idx1-ubyte"][:-1] + bytes([77]))
+    with pytest.raises(DataError, match="expected labels from 0 to 9, got 1 to 77"):
+        load_samples(f"fashion-mnist:{tmp_path / 'root'}")
     (nested / "t10k-images-idx3-ubyte").write_bytes(files["t10k-images-idx3-ubyte"][:900])
     with pytest.raises(DataError, match="idx file"):
         load_samples(f"fashion-mnist:{tmp_path / 'root'}")
