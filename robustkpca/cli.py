@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from robustkpca.errors import RobustKPCAError, RunError, SpecError
+from robustkpca.errors import CheckpointError, RobustKPCAError, RunError, SpecError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from robustkpca.models import Classifier
+    from robustkpca.evaluation import Plan
+    from robustkpca.models import Classifier, Unusable
     from robustkpca.outcomes import Run
     from robustkpca.spec import Suite
 
@@ -93,6 +94,12 @@ def evaluate(
         list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
     ] = None,
     data: Annotated[str, typer.Option(help="Data set (see `datasets`): NAME or NAME:DIR.")] = "fashion-mnist",
+    in_distribution: Annotated[
+        str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.")
+    ] = None,
+    full_argmax: Annotated[
+        bool, typer.Option(help="Answers among all classes, also for imagenet-a, -r and -o (default: among their 200).")
+    ] = False,
     protocol: Annotated[
         str | None, typer.Option(help="standard or paper: which of the suites pgd and pgd-paper.")
     ] = None,
@@ -100,10 +107,17 @@ def evaluate(
         list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
-    iterations: Iterations = None,
+    weights: Annotated[str, typer.Option(help="raw (what was optimised) or ema, of files that hold both.")] = "raw",
+    iterations: Annotated[
+        str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 evaluates each of them.")
+    ] = None,
     lam: Lambda = None,
     layers: Layers = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")] = None,
+    img_size: Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")
+    ] = None,
     limit: Limit = None,
     batch_size: Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")] = 100,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")] = 0,
@@ -121,20 +135,26 @@ def evaluate(
     from robustkpca.outcomes import fingerprint
 
     started = time.monotonic()
-    suites = _suites(attack, protocol, eps, steps)
     where = pick_device(device)
-    samples = load_samples(data, limit=limit, seed=seed)
-    classifiers = _classifiers(model, checkpoint, where, iterations=iterations, lam=lam, layers=layers, heads=heads)
-    evaluation.check_request(classifiers, samples, suites, batch_size)
+    samples = load_samples(data, limit=limit, seed=seed, in_distribution=in_distribution)
+    suites = _suites(attack, protocol, eps, steps, attacked=not samples.conditioned)
+    models_ = _classifiers(
+        model,
+        checkpoint,
+        iterations=iterations,
+        layers=layers,
+        classes=classes,
+        weights=_choice("--weights", weights, ("raw", "ema")),
+        lam=lam,
+        heads=heads,
+        img_size=img_size,
+        device=where,
+    )
+    plan = evaluation.Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax)
     if out_dir is None:
-        mark = fingerprint(evaluation.request_for(classifiers, samples, suites, seed, batch_size))
-        out_dir = Path("runs") / f"{'-'.join(s.name for s in suites)}-{mark[:8]}"
-    for line in (
-        f"models   {', '.join(evaluation.unique_labels(classifiers))}",
-        f"data     {samples.name}, n = {len(samples)}",
-        *(f"attack   {suite.name}: {suite.describe()}" for suite in suites),
-        f"device   {where}, float32, seed {seed}, batch size {batch_size}",
-    ):
+        parts = [s.name for s in suites] or [samples.name.partition(":")[0]]
+        out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
+    for line in _announcement(plan, where):
         err.print(line, markup=False, highlight=False)
     try:
         with _progress() as progress:
@@ -143,16 +163,7 @@ def evaluate(
             def show(now: evaluation.Progress) -> None:
                 progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
 
-            run = evaluation.evaluate(
-                classifiers,
-                samples,
-                suites,
-                out_dir,
-                seed=seed,
-                batch_size=batch_size,
-                workers=workers,
-                on_progress=show,
-            )
+            run = plan.run(out_dir, workers=workers, on_progress=show)
     except KeyboardInterrupt:
         kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
         err.print(
@@ -165,37 +176,97 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _suites(names: list[str] | None, protocol: str | None, eps: list[str] | None, steps: int | None) -> list[Suite]:
-    from robustkpca.spec import load_suite, suite_names
+def _announcement(plan: Plan, device: str) -> list[str]:
+    """What is about to be run, one line each."""
+    from robustkpca.models import Classifier
 
-    if not names:
-        raise SpecError(f"--attack: expected at least one of {', '.join(suite_names())}, or a .toml file")
-    if protocol not in (None, "standard", "paper"):
-        raise SpecError(f"--protocol: expected standard or paper, got {protocol!r}")
-    suites = [load_suite(name, protocol) for name in names]  # type: ignore[arg-type]
+    samples = plan.samples
+    lines = []
+    for label, model in zip(plan.labels, plan.models, strict=True):
+        if isinstance(model, Classifier):
+            p = model.settings.preprocessing
+            notes = "".join(f"; {note}" for note in model.notes)
+            size = f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g} {p.interpolation}"
+            lines.append(f"model    {label}: {size}, weights {model.weights}{notes}")
+        else:
+            lines.append(f"model    {label}: failed: {model.reason}")
+    argmax = f", answers {plan.request['data']['argmax']}" if samples.among else ""
+    lines.append(f"data     {samples.name}, n = {len(samples)}{argmax}")
+    if samples.ignored:
+        shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
+        lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
+    lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
+    return [*lines, f"device   {device}, float32, seed {plan.seed}, batch size {plan.batch_size}"]
+
+
+def _choice(option: str, value: str, known: tuple[str, ...]) -> Any:
+    if value not in known:
+        raise SpecError(f"{option}: expected {' or '.join(known)}, got {value!r}")
+    return value
+
+
+def _suites(
+    names: list[str] | None, protocol: str | None, eps: list[str] | None, steps: int | None, *, attacked: bool
+) -> list[Suite]:
+    """The suites by name; `clean` asks for none, and data that comes corrupted (`attacked` false) needs none."""
+    from robustkpca.spec import CLEAN, load_suite, suite_names
+
+    if not names and attacked:
+        known = ", ".join([CLEAN, *suite_names()])
+        raise SpecError(f"--attack: expected at least one of {known}, or a .toml file")
+    if protocol is not None:
+        _choice("--protocol", protocol, ("standard", "paper"))
+    suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]  # type: ignore[arg-type]
     if eps:
         suites = [suite.with_eps(eps) for suite in suites]
     return [suite.with_steps(steps) for suite in suites] if steps is not None else suites
 
 
 def _classifiers(
-    models: list[str] | None, files: list[str] | None, device: str, *, layers: str | None, **settings: Any
-) -> list[Classifier]:
+    models: list[str] | None,
+    files: list[str] | None,
+    *,
+    iterations: str | None,
+    layers: str | None,
+    classes: Path | None,
+    **settings: Any,
+) -> list[Classifier | Unusable]:
+    """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
     from robustkpca.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.settings import parse_layers
+    from robustkpca.models import Unusable
+    from robustkpca.settings import parse_iterations, parse_layers
 
     if not models and not files:
-        raise SpecError(
-            f"--model: expected at least one of {', '.join(EMBEDDED)}, another name with --checkpoint, or timm:NAME"
-        )
+        known = ", ".join(EMBEDDED)
+        raise SpecError(f"--model: expected at least one of {known}, another name with --checkpoint, or timm:NAME")
     if models and files and len(models) != len(files):
         raise SpecError(
             f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one"
         )
     names: list[str | None] = [*models] if models else [None] * len(files or [])
     paths = [None if f == "embedded" else f for f in files or []] or [None] * len(names)
-    wanted = {**settings, "layers": None if layers is None else parse_layers(layers)}
-    return [load_classifier(name, path, device=device, **wanted) for name, path in zip(names, paths, strict=True)]
+    settings["layers"] = None if layers is None else parse_layers(layers)
+    settings["classes"] = _read_names(classes) if classes else ()
+    counts: tuple[int | None, ...] = (None,) if iterations is None else parse_iterations(iterations)
+    found: list[Classifier | Unusable] = []
+    for name, path in zip(names, paths, strict=True):
+        for count in counts:
+            try:
+                found.append(load_classifier(name, path, iterations=count, **settings))
+            except CheckpointError as error:
+                if len(names) == 1:
+                    raise
+                found.append(Unusable(name or Path(path or "").stem, str(path or name), str(error)))
+    if all(isinstance(m, Unusable) for m in found):
+        raise CheckpointError("; ".join(m.reason for m in found if isinstance(m, Unusable)))
+    return found
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"--classes {path}: {error}") from None
 
 
 def _progress() -> Progress:
@@ -296,19 +367,23 @@ def check(
 
 
 @app.command()
-def models() -> None:
-    """List the models."""
+def models(
+    inspect: Annotated[Path | None, typer.Option(help="Say what this weight file is, instead of listing.")] = None,
+) -> None:
+    """List the models, or say what a weight file is."""
+    from robustkpca import checkpoints
     from robustkpca.checkpoints import EMBEDDED, embedded_path, read
     from robustkpca.settings import FAMILIES, SIZES, ModelSettings
 
+    if inspect is not None:
+        for fact, value in checkpoints.inspect(inspect):
+            out.print(f"{fact:10} {value}", markup=False, highlight=False, soft_wrap=True)
+        return
     for name in EMBEDDED:
-        state, record = read(embedded_path(name))
-        settings = ModelSettings.parse(record["settings"], name)
-        count = sum(t.numel() for t in state.values())
-        _line(
-            name,
-            f"{settings.title}, {count:,} parameters, embedded weights trained on {record['training']['data']['name']}",
-        )
+        file = read(embedded_path(name))
+        settings = ModelSettings.parse(file.settings or {}, name)
+        count = sum(t.numel() for t in file.state.values())
+        _line(name, f"{settings.title}, {count:,} parameters, embedded, trained on {file.training['data']['name']}")
     for family, title in FAMILIES.items():
         for size, (width, depth, heads) in SIZES.items():
             _line(

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from robustkpca import __version__, corruptions, methods
-from robustkpca.datasets import Chunks, Samples
-from robustkpca.errors import RobustKPCAError, SpecError, unknown
-from robustkpca.models import Classifier
+from robustkpca.datasets import Chunks, Samples, class_names
+from robustkpca.errors import DataError, RobustKPCAError, SpecError, unknown
+from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run, chunk_ranges
-from robustkpca.spec import CLEAN, AttackSpec, Suite, ThreatModel, parse_eps
+from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, ThreatModel, parse_eps
 
 TOLERANCE = 1e-6  # of budgets and of the pixel range, as float32 rounding exceeds them by some 1e-8
 TOP_K = 5
@@ -56,12 +56,12 @@ class _Job:
         return len(self.suite.budgets) + 2.0 * float(steps) * live
 
 
-def unique_labels(classifiers: Sequence[Classifier]) -> list[str]:
+def _unique_labels(models: Sequence[Classifier | Unusable]) -> list[str]:
     """Titles, told apart by their source where two are the same."""
-    titles = [c.title for c in classifiers]
-    labels = []
-    for c in classifiers:
-        label = c.title if titles.count(c.title) == 1 else f"{c.title} [{Path(c.source).stem or c.source}]"
+    titles = [m.title for m in models]
+    labels: list[str] = []
+    for m in models:
+        label = m.title if titles.count(m.title) == 1 else f"{m.title} [{Path(m.source).stem or m.source}]"
         while label in labels:
             label += "'"
         labels.append(label)
@@ -82,62 +82,155 @@ def environment() -> dict[str, Any]:
     }
 
 
-def request_for(
-    classifiers: Sequence[Classifier], samples: Samples, suites: Sequence[Suite], seed: int, batch_size: int
-) -> dict[str, Any]:
-    """Everything that decides a number, as plain data."""
-    software = environment()
-    return {
-        "models": [
-            {
-                "label": label,
-                "source": c.source,
-                "weights": c.weights,
-                "settings": c.settings.model_dump(mode="json", by_alias=True),
-            }
-            for label, c in zip(unique_labels(classifiers), classifiers, strict=True)
-        ],
-        "data": {
-            "name": samples.name,
-            "n": len(samples),
-            "ids": samples.ids_hash,
-            "content": samples.content_hash,
-            "content_covers": samples.hash_covers,
-        },
-        "suites": [suite.model_dump(mode="json") for suite in suites],
-        "seed": seed,
-        "batch_size": batch_size,
-        "dtype": "float32",
-        "device": classifiers[0].device.type,
-        "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
-    }
+class Plan:
+    """What is to be evaluated, checked before anything runs.
 
+    `models`: classifiers on their device; an Unusable one stands for weights that could not be loaded and is shown as failed.
+    `full_argmax`: answers among all of a model's classes, also where the data set's protocol restricts them.
+    """
 
-def check_request(
-    classifiers: Sequence[Classifier], samples: Samples, suites: Sequence[Suite], batch_size: int
-) -> None:
-    """Everything that can be found wrong before the first batch."""
-    if not classifiers or not suites:
-        raise SpecError("expected at least one model and one attack")
-    if batch_size < 1:
-        raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
-    labels = [label for suite in suites for label in suite.attacks]
-    if twice := {label for label in labels if labels.count(label) > 1}:
-        raise SpecError(f"--attack: {', '.join(sorted(twice))} given twice")
-    for suite in suites:
-        for what in suite.attacks.values():
-            if isinstance(what, str):
-                if what not in KNOWN_CORRUPTIONS:
-                    raise SpecError(unknown("corruption", what, KNOWN_CORRUPTIONS))
-            elif suite.threat is not None:
-                methods.check(what, suite.threat)
-    for classifier in classifiers:
-        samples.labels_for(classifier.settings)
-        side = classifier.settings.preprocessing.img_size
-        if side < corruptions.SMALLEST and any(suite.corruptions for suite in suites):
-            raise SpecError(
-                f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
+    def __init__(
+        self,
+        models: Sequence[Classifier | Unusable],
+        samples: Samples,
+        suites: Sequence[Suite],
+        *,
+        seed: int = 0,
+        batch_size: int = 100,
+        full_argmax: bool = False,
+    ) -> None:
+        self.samples, self.suites, self.seed, self.batch_size = samples, list(suites), seed, batch_size
+        self.full_argmax = full_argmax
+        self._check(models)
+        self.models = [self._narrowed(m) if isinstance(m, Classifier) else m for m in models]
+        self.labels = _unique_labels(models)
+        self.request = self._request()
+
+    def _check(self, models: Sequence[Classifier | Unusable]) -> None:
+        """Everything that can be found wrong before the first batch."""
+        usable = [m for m in models if isinstance(m, Classifier)]
+        if not usable:
+            raise SpecError("expected at least one model that can be loaded")
+        if self.batch_size < 1:
+            raise SpecError(f"--batch-size: expected at least 1, got {self.batch_size}")
+        if self.suites and self.samples.conditioned:
+            raise SpecError(f"--attack: data {self.samples.name} is evaluated as it is, without attacks")
+        labels = [label for suite in self.suites for label in suite.attacks]
+        if twice := {label for label in labels if labels.count(label) > 1}:
+            raise SpecError(f"--attack: {', '.join(sorted(twice))} given twice")
+        for suite in self.suites:
+            for what in suite.attacks.values():
+                if isinstance(what, str):
+                    if what not in KNOWN_CORRUPTIONS:
+                        raise SpecError(unknown("corruption", what, KNOWN_CORRUPTIONS))
+                elif suite.threat is not None:
+                    methods.check(what, suite.threat)
+        for classifier in usable:
+            self.samples.labels_for(classifier.settings)
+            side = classifier.settings.preprocessing.img_size
+            if side < corruptions.SMALLEST and any(suite.corruptions for suite in self.suites):
+                raise SpecError(
+                    f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
+                )
+
+    def _narrowed(self, classifier: Classifier) -> Classifier:
+        """The classifier answering among the classes that the data set's protocol allows."""
+        among = self.samples.among
+        names = class_names(classifier.settings)
+        if not among or self.full_argmax or set(names) == set(among):
+            return classifier
+        if strange := [name for name in among if name not in names]:
+            raise DataError(
+                f"data {self.samples.name}: {len(strange)} of its {len(among)} classes are unknown to {classifier.title} "
+                f"({', '.join(strange[:3])})"
             )
+        position = {name: i for i, name in enumerate(names)}
+        return classifier.restricted([position[name] for name in among], among)
+
+    def _request(self) -> dict[str, Any]:
+        """Everything that decides a number, as plain data."""
+        software, samples = environment(), self.samples
+        restricted = bool(samples.among) and not self.full_argmax
+        return {
+            "models": [_described(label, m) for label, m in zip(self.labels, self.models, strict=True)],
+            "data": {
+                "name": samples.name,
+                "n": len(samples),
+                "ids": samples.ids_hash,
+                "content": samples.content_hash,
+                "content_covers": samples.hash_covers,
+                "resized": samples.resized,
+                "conditions": [[cell.attack, cell.budget, n] for cell, n in samples.expected.items()],
+                "argmax": f"among {len(samples.among)} classes" if restricted else "among all classes of the model",
+            },
+            "suites": [suite.model_dump(mode="json") for suite in self.suites],
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "dtype": "float32",
+            "device": next(m for m in self.models if isinstance(m, Classifier)).device.type,
+            "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
+        }
+
+    def run(self, out: Path | str, *, workers: int = 0, on_progress: Callable[[Progress], None] | None = None) -> Run:
+        """Do what is not yet done in the folder `out`; see `evaluate`."""
+        samples = self.samples
+        run = Run.start(Path(out), self.request, environment() | {"ignored": samples.ignored})
+        run.manifest["failures"] = {}  # what failed before is tried again
+        run.save_manifest()
+        jobs = [_Job(label, suite, what) for suite in self.suites for label, what in suite.attacks.items()]
+        total = (
+            sum(isinstance(m, Classifier) for m in self.models) * len(samples) * (1 + sum(job.passes for job in jobs))
+        )
+        done = 0.0
+
+        def advance(model: str, attack: str, passes: float) -> None:
+            nonlocal done
+            done += passes
+            if on_progress:
+                on_progress(Progress(model, attack, done, total))
+
+        for model, classifier in zip(self.labels, self.models, strict=True):
+            if isinstance(classifier, Unusable):
+                run.fail(model, CLEAN, classifier.reason)
+                continue
+            labels = torch.from_numpy(samples.labels_for(classifier.settings))
+            pending, kept = [], 0.0
+            for chunk in chunk_ranges(len(samples), self.batch_size):
+                clean = run.chunk_path(model, CLEAN, chunk.start).exists()
+                ready = [job for job in jobs if run.chunk_path(model, job.label, chunk.start).exists()]
+                if clean and len(ready) == len(jobs):
+                    kept += len(chunk) * (1 + sum(job.passes for job in jobs))
+                else:
+                    kept += len(chunk) * sum(job.passes for job in ready)
+                    pending.append(chunk)
+            if kept:
+                advance(model, "kept from before", kept)
+            for images, indices in _load(samples, classifier, pending, workers):
+                chunk_labels = labels[indices].to(classifier.device)
+                ids = [samples.ids[i] for i in indices]
+                batch = _Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
+                first = indices[0]
+                path = run.chunk_path(model, CLEAN, first)
+                if path.exists():
+                    stored = pq.ParquetFile(path).read(["prediction"]).column(0).to_numpy()
+                    batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
+                else:
+                    run.write_chunk(model, CLEAN, first, batch.clean_rows([samples.conditions[i] for i in indices]))
+                advance(model, CLEAN, len(indices))
+                for job in jobs:
+                    if run.chunk_path(model, job.label, first).exists():
+                        continue
+                    key = f"{model}\t{job.label}"
+                    if key not in run.manifest["failures"]:
+                        try:
+                            run.write_chunk(model, job.label, first, batch.rows(job))
+                        except RobustKPCAError:
+                            raise
+                        except Exception as error:  # an attack that breaks must not cost the others
+                            reason = str(error).splitlines()[0] if str(error) else ""
+                            run.fail(model, job.label, f"{type(error).__name__}: {reason}")
+                    advance(model, job.label, len(indices) * job.passes)
+        return Run.open(run.path)
 
 
 def evaluate(
@@ -149,6 +242,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 100,
     workers: int = 0,
+    full_argmax: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Run:
     """Attack every sample of `samples` on every classifier with every suite, and keep the rows in the folder `out`.
@@ -156,59 +250,20 @@ def evaluate(
     A folder that holds part of this very request is continued; one that holds another request is refused. Classifiers are on
     their device. Interrupting loses at most the chunk in hand. Returns the run, complete except for what failed.
     """
-    check_request(classifiers, samples, suites, batch_size)
-    run = Run.start(Path(out), request_for(classifiers, samples, suites, seed, batch_size), environment())
-    run.manifest["failures"] = {}  # what failed before is tried again
-    run.save_manifest()
-    jobs = [_Job(label, suite, what) for suite in suites for label, what in suite.attacks.items()]
-    total = len(classifiers) * len(samples) * (1 + sum(job.passes for job in jobs))
-    done = 0.0
+    plan = Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax)
+    return plan.run(out, workers=workers, on_progress=on_progress)
 
-    def advance(model: str, attack: str, passes: float) -> None:
-        nonlocal done
-        done += passes
-        if on_progress:
-            on_progress(Progress(model, attack, done, total))
 
-    for model, classifier in zip(run.models, classifiers, strict=True):
-        labels = torch.from_numpy(samples.labels_for(classifier.settings))
-        pending, kept = [], 0.0
-        for chunk in chunk_ranges(len(samples), batch_size):
-            clean = run.chunk_path(model, CLEAN, chunk.start).exists()
-            ready = [job for job in jobs if run.chunk_path(model, job.label, chunk.start).exists()]
-            if clean and len(ready) == len(jobs):
-                kept += len(chunk) * (1 + sum(job.passes for job in jobs))
-            else:
-                kept += len(chunk) * sum(job.passes for job in ready)
-                pending.append(chunk)
-        if kept:
-            advance(model, "kept from before", kept)
-        for images, indices in _load(samples, classifier, pending, workers):
-            chunk_labels = labels[indices].to(classifier.device)
-            ids = [samples.ids[i] for i in indices]
-            batch = _Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, seed)
-            first = indices[0]
-            path = run.chunk_path(model, CLEAN, first)
-            if path.exists():
-                stored = pq.ParquetFile(path).read(["prediction"]).column(0).to_numpy()
-                batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
-            else:
-                run.write_chunk(model, CLEAN, first, batch.clean_rows())
-            advance(model, CLEAN, len(indices))
-            for job in jobs:
-                if run.chunk_path(model, job.label, first).exists():
-                    continue
-                key = f"{model}\t{job.label}"
-                if key not in run.manifest["failures"]:
-                    try:
-                        run.write_chunk(model, job.label, first, batch.rows(job))
-                    except RobustKPCAError:
-                        raise
-                    except Exception as error:  # an attack that breaks must not cost the others
-                        reason = str(error).splitlines()[0] if str(error) else ""
-                        run.fail(model, job.label, f"{type(error).__name__}: {reason}")
-                advance(model, job.label, len(indices) * job.passes)
-    return Run.open(run.path)
+def _described(label: str, model: Classifier | Unusable) -> dict[str, Any]:
+    if isinstance(model, Unusable):
+        return {"label": label, "source": model.source, "weights": None, "settings": None, "notes": [model.reason]}
+    return {
+        "label": label,
+        "source": model.source,
+        "weights": model.weights,
+        "settings": model.settings.model_dump(mode="json", by_alias=True),
+        "notes": list(model.notes),
+    }
 
 
 def _load(
@@ -229,8 +284,10 @@ class _Batch:
         self.images, self.labels, self.ids = images, labels, ids
         self.clean: Tensor = torch.empty(0)  # predictions on the clean images, int64 (B,)
 
-    def clean_rows(self) -> pd.DataFrame:
+    def clean_rows(self, conditions: Sequence[Cell]) -> pd.DataFrame:
+        """The rows of the images as they are; `conditions` says which cell each belongs to."""
         rows = self._score(self.images, CLEAN, "", None, None)
+        rows["attack"], rows["budget"] = [c.attack for c in conditions], [c.budget for c in conditions]
         self.clean = torch.tensor(rows["prediction"].to_numpy(), dtype=torch.int64, device=self.images.device)
         return rows.assign(clean_prediction=rows["prediction"])
 

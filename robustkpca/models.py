@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,34 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class Unusable:
+    """A model whose weights could not be loaded, kept so that it is shown as failed beside the others."""
+
+    title: str
+    source: str
+    reason: str
+
+
+class _Among(nn.Module):
+    """Some of a network's logits."""
+
+    chosen: Tensor
+
+    def __init__(self, network: nn.Module, num_classes: int, indices: Sequence[int]) -> None:
+        super().__init__()
+        self.network, self.num_classes = network, num_classes
+        self.register_buffer("chosen", torch.tensor(indices), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _one_head(self.network(x)).index_select(1, self.chosen)
+
+
+def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
+    """Logits of a class head and a distillation head are averaged, as DeiT does."""
+    return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+
+
 class Classifier(nn.Module):
     """A network with its own normalisation, always in eval mode, its parameters frozen.
 
@@ -68,13 +97,22 @@ class Classifier(nn.Module):
     std: Tensor
 
     def __init__(
-        self, network: nn.Module, settings: ModelSettings, *, title: str | None = None, source: str = ""
+        self,
+        network: nn.Module,
+        settings: ModelSettings,
+        *,
+        title: str | None = None,
+        source: str = "",
+        notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.network = network
         self.settings = settings
         self.title = title or settings.title
-        self.source = source  # where the weights came from, for the receipt
+        self.source, self.notes = (
+            source,
+            notes,
+        )  # where the weights came from and what was done to them, for the receipt
         self.weights = weights_hash(network.state_dict())
         shape = (1, settings.preprocessing.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
@@ -85,6 +123,12 @@ class Classifier(nn.Module):
     def train(self, mode: bool = True) -> Classifier:
         """Stays in eval mode, all sub-modules too, whatever an attack library asks for."""
         return super().train(False)
+
+    def restricted(self, indices: Sequence[int], classes: tuple[str, ...]) -> Classifier:
+        """The same model answering among some of its classes only: logits (B, len(indices)), in that order."""
+        settings = self.settings.model_copy(update={"num_classes": len(indices), "classes": classes})
+        among = _Among(self.network, self.settings.num_classes, indices)
+        return Classifier(among, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -106,9 +150,7 @@ class Classifier(nn.Module):
         single = images.shape[0] == 1
         # Matrix libraries multiply a single row with another kernel, which rounds otherwise: two copies keep a
         # sample's logits the same to the bit in a batch of one (measured on the CPU).
-        logits = self.network(images.expand(2, *images.shape[1:]) if single else images)
-        if isinstance(logits, tuple | list):
-            logits = torch.stack(tuple(logits)).mean(0)
+        logits = _one_head(self.network(images.expand(2, *images.shape[1:]) if single else images))
         if single:
             logits = logits[:1]
         if logits.shape != (images.shape[0], self.settings.num_classes):

@@ -84,9 +84,11 @@ class CellStatus:
 
     @property
     def text(self) -> str:
-        """`complete`, `not run`, `incomplete 300/1000`, or `failed: reason`."""
+        """`complete`, `not run`, `incomplete 300/1000`, `missing from the data`, or `failed: reason`."""
         if self.reason:
             return f"failed: {self.reason}"
+        if not self.of:
+            return "missing from the data"
         if self.rows == self.of:
             return "complete"
         return f"incomplete {self.rows}/{self.of}" if self.rows else "not run"
@@ -117,10 +119,15 @@ class Run:
     def n(self) -> int:
         return self.request["data"]["n"]
 
+    @cached_property
+    def conditions(self) -> dict[Cell, int]:
+        """The cells that need no attack (clean, or the conditions of a released set), and how many samples each has."""
+        return {Cell(attack, budget): n for attack, budget, n in self.request["data"]["conditions"]}
+
     @property
     def cells(self) -> list[Cell]:
-        """Every column asked for, clean first."""
-        return [Cell(CLEAN, ""), *(cell for suite in self.suites for cell in suite.cells)]
+        """Every column asked for, unattacked first."""
+        return [*self.conditions, *(cell for suite in self.suites for cell in suite.cells)]
 
     # -- opening
 
@@ -231,8 +238,10 @@ class Run:
         return {(str(m), str(a), str(b)): frame for (m, a, b), frame in groups}
 
     def status(self, model: str, cell: Cell) -> CellStatus:
-        reason = self.manifest["failures"].get(f"{model}\t{cell.attack}", "")
-        return CellStatus(model, cell, len(self.cell_rows(model, cell)), self.n, reason)
+        failures = self.manifest["failures"]  # of one attack, or of the whole model
+        reason = failures.get(f"{model}\t{cell.attack}", "") or failures.get(f"{model}\t{CLEAN}", "")
+        of = self.conditions.get(cell, self.n)
+        return CellStatus(model, cell, len(self.cell_rows(model, cell)), of, reason)
 
     @property
     def statuses(self) -> list[CellStatus]:

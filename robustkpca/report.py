@@ -72,15 +72,20 @@ def _receipt(run: Run) -> list[str]:
     """Everything that decided a number."""
     request, environment = run.request, run.manifest["environment"]
     data = request["data"]
-    models = pd.DataFrame([_model_row(m) for m in request["models"]]).set_index("model")
+    models = pd.DataFrame([_model_row(m) for m in request["models"]]).set_index("model").fillna("failed")
     settings = {
         "data": f"{data['name']}, n = {data['n']}, ids {data['ids']}, {data['content_covers']} {data['content']}",
+        "images": "short side resized, then cropped" if data["resized"] else "cropped, not resized",
+        "answers": data["argmax"],
+        "ignored": ", ".join(environment.get("ignored", [])[:20]) or "none",
         **{f"suite {s.name} v{s.version}": s.describe() for s in run.suites},
         "seed": request["seed"],
         "batch size": request["batch_size"],
         "dtype": request["dtype"],
         "device": request["device"] + (f" ({environment['cuda']})" if request["device"] == "cuda" else ""),
-        "software": ", ".join(f"{k} {v}" for k, v in environment.items() if k not in ("cuda", "platform", "threads")),
+        "software": ", ".join(
+            f"{k} {v}" for k, v in environment.items() if k not in ("cuda", "platform", "threads", "ignored")
+        ),
         "platform": f"{environment['platform']}, {environment['threads']} threads",
         "fingerprint": run.manifest["fingerprint"],
     }
@@ -89,6 +94,8 @@ def _receipt(run: Run) -> list[str]:
 
 
 def _model_row(model: dict[str, object]) -> dict[str, object]:
+    if model["settings"] is None:
+        return {"model": model["label"], "source": model["source"], "notes": "; ".join(model["notes"])}  # type: ignore[arg-type]
     settings = ModelSettings.parse(model["settings"], "model settings")  # type: ignore[arg-type]
     p = settings.preprocessing
     rpc = settings.rpc
@@ -100,6 +107,7 @@ def _model_row(model: dict[str, object]) -> dict[str, object]:
         "lambda": f"{rpc.lam:g}" if rpc else "none",
         "layers": rpc.label.partition("/")[2] if rpc else "none",
         "input": f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g}, {p.interpolation}",
+        "notes": "; ".join(model["notes"]) or "none",  # type: ignore[arg-type]
         "mean / std": f"{', '.join(f'{v:g}' for v in p.mean)} / {', '.join(f'{v:g}' for v in p.std)}",
     }
 

@@ -17,6 +17,13 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "base": (768, 12, 12),
 }
 FAMILIES: dict[str, str] = {"vit": "ViT", "symvit": "SymViT", "rpc-symvit": "RPC-SymViT"}
+# Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
+CLASS_LISTS: dict[int, str] = {
+    1000: "imagenet-1k",
+    11821: "imagenet-12k",
+    21841: "imagenet-22k",
+    21843: "imagenet-21k-goog",
+}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -80,6 +87,14 @@ def parse_layers(text: str) -> Literal["first", "all"] | tuple[int, ...]:
     return "first" if numbers == (1,) else numbers
 
 
+def parse_iterations(text: str) -> tuple[int, ...]:
+    """`4`, or several such as `1,2,4`."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise SpecError(f"--iterations: expected a whole number, or several such as 1,2,4, got {text!r}") from None
+
+
 class Preprocessing(Frozen):
     """How a picture becomes the model's input: short side to `img_size / crop_pct`, centre crop, then mean and std.
 
@@ -116,7 +131,7 @@ class ModelSettings(Frozen):
     family: str
     preprocessing: Preprocessing
     num_classes: int = Field(ge=2)
-    classes: tuple[str, ...] = ()  # names in the order of the logits; empty when unknown
+    classes: tuple[str, ...] | str = ()  # names in the order of the logits, or one of CLASS_LISTS; empty when unknown
     patch_size: int | None = None
     width: int | None = None
     depth: int | None = None
@@ -125,9 +140,12 @@ class ModelSettings(Frozen):
 
     @model_validator(mode="after")
     def _whole(self) -> ModelSettings:
-        if self.classes and len(self.classes) != self.num_classes:
+        if isinstance(self.classes, str):
+            if CLASS_LISTS.get(self.num_classes) != self.classes:
+                raise ValueError(f"no class list {self.classes!r} with {self.num_classes} names")
+        elif self.classes and len(self.classes) != self.num_classes:
             raise ValueError(f"expected {self.num_classes} class names, got {len(self.classes)}")
-        if self.family.startswith("timm:"):
+        if self.family.startswith(("timm:", "hf-hub:")):
             return self
         if self.family not in FAMILIES:
             raise ValueError(unknown("model", self.family, FAMILIES))
@@ -140,6 +158,13 @@ class ModelSettings(Frozen):
         return self
 
     @property
+    def classes_text(self) -> str:
+        """The class list in a few words."""
+        if isinstance(self.classes, str):
+            return self.classes
+        return ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
+
+    @property
     def size(self) -> str | None:
         """tiny, small, base, micro, or None for another size."""
         shape = (self.width, self.depth, self.heads)
@@ -148,7 +173,7 @@ class ModelSettings(Frozen):
     @property
     def title(self) -> str:
         """The name as the paper's tables write it, e.g. `RPC-SymViT-tiny (4iter/layer1)`."""
-        if self.family.startswith("timm:"):
+        if self.family.startswith(("timm:", "hf-hub:")):
             return self.family.removeprefix("timm:")
         size = self.size or f"w{self.width}d{self.depth}h{self.heads}"
         return f"{FAMILIES[self.family]}-{size}" + (f" ({self.rpc.label})" if self.rpc else "")

@@ -140,6 +140,11 @@ class Cell:
     budget: str
 
 
+# Cells of sets that come in conditions of their own and are evaluated without attacks.
+RELEASED = "imagenet-c"  # the attack column of released corruptions is imagenet-c/NAME, their budget the severity
+IN_DISTRIBUTION, OUT_OF_DISTRIBUTION = Cell("imagenet-o/in", ""), Cell("imagenet-o/out", "")
+
+
 class Suite(Frozen):
     """A named threat model with its attacks, or a list of corruptions with severities."""
 

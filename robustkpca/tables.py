@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from robustkpca import stats
+from robustkpca import metrics, stats
 from robustkpca.outcomes import FLAGS, Run
-from robustkpca.spec import CLEAN, Cell, Suite
+from robustkpca.spec import CLEAN, IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, Cell, Suite
 
 WORST = "worst case"
 
@@ -66,7 +66,9 @@ def accuracy_table(run: Run) -> pd.DataFrame:
 
 def _columns(run: Run) -> list[tuple[str, Cell, list[Cell]]]:
     """(suite name, column, the cells it rests on) for every column of a run."""
-    columns = [("", Cell(CLEAN, ""), [Cell(CLEAN, "")])]
+    # ImageNet-O has no accuracy: its images are of none of the classes.
+    unattacked = [cell for cell in run.conditions if cell not in (IN_DISTRIBUTION, OUT_OF_DISTRIBUTION)]
+    columns = [("", cell, [cell]) for cell in unattacked]
     for suite in run.suites:
         columns += [(suite.name, cell, [cell]) for cell in suite.cells]
         if len(suite.attack) > 1:
@@ -127,8 +129,14 @@ class View:
 
 def views(run: Run) -> list[View]:
     """The tables of a run as people read them: one for each suite, then the paired comparison."""
+    if OUT_OF_DISTRIBUTION in run.conditions:
+        return [_detection_view(run)]
+    if Cell(CLEAN, "") not in run.conditions:
+        return [_released_view(run)]
     long = accuracy_table(run)
     found = [_corruption_view(long, s) if s.corruptions else _attack_view(run, long, s) for s in run.suites]
+    if not run.suites:
+        found.append(_clean_view(run, long))
     if len(run.models) > 1:
         found.append(_comparison_view(run))
     return found
@@ -192,6 +200,65 @@ def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
         "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on those.",
     )
     return View(f"{suite.title} ({suite.name})", cells, notes)
+
+
+def _clean_view(run: Run, long: pd.DataFrame) -> View:
+    cells = pd.DataFrame(index=pd.Index(run.models, name="model"), columns=["top-1", "top-5"], dtype=object)
+    for _, row in long.iterrows():
+        top5 = "not available" if pd.isna(row["top5"]) else share(row["top5"])
+        cells.loc[row["model"]] = [with_interval(row), top5]
+    notes = (
+        f"Accuracy in % over all {run.n} samples, top-1 with 95 % Wilson interval; answers "
+        f"{run.request['data']['argmax']}. Top-5 needs more than 5 classes.",
+    )
+    return View(f"Clean accuracy on {run.request['data']['name']}", cells, notes)
+
+
+def _released_view(run: Run) -> View:
+    """Released ImageNet-C: mean error and CE per corruption, then mean error and mCE over the 15."""
+    table = metrics.corruption_table(run)
+    names = list(dict.fromkeys(table["corruption"]))
+    cells = pd.DataFrame(
+        index=pd.Index([*names, "mean error of the 15", "mCE"], name="corruption"), columns=run.models, dtype=object
+    )
+    for model in run.models:
+        own = table[table["model"] == model].set_index("corruption")
+        for name in names:
+            row = own.loc[name]
+            if row["status"] != "complete":
+                cells.loc[name, model] = row["status"]
+            else:
+                ce = "no AlexNet error" if pd.isna(row["ce"]) else f"CE {row['ce']:.1f}"
+                cells.loc[name, model] = f"{row['mean_error']:.1f} ({ce})"
+        means = {name: (None if pd.isna(v) else float(v)) for name, v in own["mean_error"].items()}
+        known = [means.get(name) for name in metrics.ALEXNET]
+        mce = metrics.mean_corruption_error(means)
+        whole = mce is not None
+        cells.loc["mean error of the 15", model] = f"{sum(known) / len(known):.1f}" if whole else "not available"  # type: ignore[arg-type]
+        cells.loc["mCE", model] = f"{mce:.2f}" if whole else "not available"
+    notes = (
+        "Top-1 error in %, mean over severities 1 to 5 of the released images (cropped, not resized), and CE: that error by AlexNet's. "
+        "mCE is the mean CE over exactly the 15 corruptions of the benchmark, each normalised first.",
+    )
+    return View("ImageNet-C, released images", cells, notes)
+
+
+def _detection_view(run: Run) -> View:
+    table = metrics.detection_table(run).set_index("model")
+    heads = ["AUPR", "AUROC", "FPR95", "in / out of distribution"]
+    cells = pd.DataFrame(index=pd.Index(run.models, name="model"), columns=heads, dtype=object)
+    for model in run.models:
+        row = table.loc[model]
+        if row["status"] == "complete":
+            areas = [share(row[k]) for k in ("aupr", "auroc", "fpr95")]
+            cells.loc[model] = [*areas, f"{row['n_in']} / {row['n_out']}"]
+        else:
+            cells.loc[model] = [row["status"]] * 4
+    notes = (
+        "In %. Out of distribution is the positive class, the score is minus the largest softmax probability, answers "
+        f"{run.request['data']['argmax']}. AUPR depends on the ratio of the two counts.",
+    )
+    return View("ImageNet-O, out-of-distribution detection", cells, notes)
 
 
 def _comparison_view(run: Run) -> View:

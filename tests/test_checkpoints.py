@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from robustkpca import checkpoints
-from robustkpca.checkpoints import load_classifier, read
+from robustkpca.checkpoints import load_classifier
 from robustkpca.errors import CheckpointError, SpecError
 from robustkpca.models import build_network
 from robustkpca.settings import RPCSettings
+from robustkpca.weights import read
 from tests.conftest import DATA, tiny, tiny_settings
 
 RPC = RPCSettings(iterations=3, lam=0.5, layers=(2,))
@@ -217,6 +218,6 @@ def test_embedded_models_carry_settings_and_training_record():
     for name in checkpoints.EMBEDDED:
         path = checkpoints.embedded_path(name)
         assert path.stat().st_size < 2_000_000
-        state, record = read(path)
-        build_network(load_classifier(name).settings).load_state_dict(state, strict=True)
-        assert json.dumps(record["training"]["recipe"])
+        file = read(path)
+        build_network(load_classifier(name).settings).load_state_dict(file.state, strict=True)
+        assert json.dumps(file.training["recipe"])

@@ -234,9 +234,9 @@ def test_what_can_be_found_before_the_first_batch(noise_samples, tmp_path):
 def test_models_of_one_name_are_told_apart():
     a, b = tiny(), tiny(seed=1)
     a.source, b.source = "runs/a.pth", "runs/b.pth"
-    assert evaluation.unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
+    assert evaluation._unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
     b.source = "other/a.pth"
-    assert len(set(evaluation.unique_labels([a, b]))) == 2
+    assert len(set(evaluation._unique_labels([a, b]))) == 2
 
 
 def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
@@ -251,7 +251,8 @@ def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
     assert request["models"][0]["weights"] == tiny("rpc-symvit", RPC).weights
     assert request["data"] == {
         "name": "noise", "n": 30, "ids": noise_samples.ids_hash, "content": noise_samples.content_hash,
-        "content_covers": "ids and pixels",
+        "content_covers": "ids and pixels", "resized": True, "conditions": [["clean", "", 30]],
+        "argmax": "among all classes of the model",
     }  # fmt: skip
     assert request["suites"][0]["threat"]["eps"] == ["4/255", "8/255"]
     assert (request["seed"], request["batch_size"], request["dtype"], request["device"]) == (0, 100, "float32", "cpu")

@@ -19,15 +19,16 @@ FLOORS = [
     {"draws", "settings", "stats"},
     {"spec"},
     {"outcomes", "attention", "corruptions"},
-    {"models", "datasets"},
+    {"models", "datasets", "weights"},
     {"checkpoints", "methods"},
     {"evaluation", "train"},
+    {"metrics"},
     {"tables"},
     {"report", "regression"},
     {"cli"},
     {"__main__"},
 ]
-NO_TORCH = {"errors", "settings", "spec", "outcomes", "stats", "tables", "report", "regression"}
+NO_TORCH = {"errors", "settings", "spec", "outcomes", "stats", "metrics", "tables", "report", "regression"}
 
 
 def modules():

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from robustkpca import train as training
-from robustkpca.checkpoints import load_classifier, read
+from robustkpca.checkpoints import load_classifier
 from robustkpca.datasets import load_samples
 from robustkpca.errors import DataError, TrainingError
 from robustkpca.settings import RPCSettings
 from robustkpca.train import RECIPES, Recipe, augment
+from robustkpca.weights import read
 
 QUICK = {"epochs": 2, "batch_size": 50}
 
@@ -41,7 +42,7 @@ def test_training_lowers_the_loss_and_the_file_needs_nothing_else(digits, tmp_pa
     images = torch.stack([test.image(i, classifier.settings.preprocessing) for i in range(100)])
     found = (classifier(images).argmax(1).numpy() == test.labels_for(classifier.settings)).mean()
     assert found > 0.3  # chance is 0.1
-    kept = read(tmp_path / "m.safetensors")[1]["training"]
+    kept = read(tmp_path / "m.safetensors").training
     assert kept["data"]["hash"] == digits.content_hash
     assert (kept["seed"], kept["n"], kept["holdout"], kept["recipe"]["lr"]) == (0, 350, 50, 3e-3)
     json.dumps(kept, allow_nan=False)
