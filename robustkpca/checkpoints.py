@@ -231,11 +231,8 @@ def _load_timm(
     if not known:
         close = timm.list_models(f"{name.split('_')[0]}*") or ["what timm.list_models() lists"]
         raise SpecError(unknown("timm model", name, close))
-    sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     try:
-        network: Any = timm.create_model(name, pretrained=checkpoint is None, **sized)
-    except TypeError:
-        raise SpecError(f"--img-size: {model} does not take another image size") from None
+        network = _create_timm(name, checkpoint is None, img_size)
     except Exception as error:  # timm and the hub raise what they like when weights cannot be had
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
@@ -247,7 +244,7 @@ def _load_timm(
         file = read(Path(checkpoint), which)
         state, mean_std = dict(file.state), file.mean_std
         notes += file.notes
-        if img_size is not None and "pos_embed" in state:
+        if img_size is not None and "pos_embed" in state and getattr(network, "pos_embed", None) is not None:
             notes += _fit_position_embeddings(network, state)
         _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
     config = timm.data.resolve_model_data_config(network)
@@ -268,6 +265,15 @@ def _load_timm(
         model,
     )
     return Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
+
+
+def _create_timm(name: str, pretrained: bool, img_size: int | None) -> Any:
+    if img_size is not None:
+        try:
+            return timm.create_model(name, pretrained=pretrained, img_size=img_size)
+        except TypeError:
+            pass  # a network without a fixed size takes any
+    return timm.create_model(name, pretrained=pretrained)
 
 
 def _fit_position_embeddings(network: Any, state: dict[str, Tensor]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +142,12 @@ def noise_samples() -> ArraySamples:
     pixels = draws.integers(0, 256, (30, SIDE, SIDE), dtype=np.uint8)
     labels = np.arange(30, dtype=np.int64) % 10
     return ArraySamples("noise", [f"n{i:02d}" for i in range(30)], labels, tuple(f"c{i}" for i in range(10)), pixels)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data that is not part of the project; tests that need it are skipped without it."""
+    place = os.environ.get("ROBUSTKPCA_SHARED")
+    if not place or not Path(place).is_dir():
+        pytest.skip("ROBUSTKPCA_SHARED is not set")
+    return Path(place)

@@ -127,7 +127,9 @@ def load_samples(
     elif source.folder is None:
         kind, _, inside = (in_distribution or "").partition(":")
         if kind != "imagenet" or not Path(inside).is_dir():
-            raise DataError(f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}")
+            raise DataError(
+                f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
+            )
         samples = files.imagenet_o(Path(path), Path(inside))
     else:
         samples = source.folder(Path(path), split)
