@@ -51,9 +51,8 @@ class _Job:
         """Forward and backward passes a sample, over all budgets."""
         if isinstance(self.what, str):
             return 2.0 * len(self.suite.budgets)  # making a corruption costs about a forward pass of a small model
-        steps = self.what.parameters.get("steps", 1)
         live = sum(eps > 0 for eps in self.suite.threat.budgets) if self.suite.threat else 0
-        return len(self.suite.budgets) + 2.0 * float(steps) * live
+        return len(self.suite.budgets) + methods.passes(self.what) * live
 
 
 def _unique_labels(models: Sequence[Classifier | Unusable]) -> list[str]:
@@ -334,9 +333,12 @@ class _Batch:
         moved = None
         if threat is not None:
             moved = methods.distance(self.classifier, self.images, images, threat)
-            flags["over_budget"] = ~(moved <= float(parse_eps(budget)) + TOLERANCE)  # NaN counts as over
-            if threat.clip:
-                box = images.flatten(1)
+            if threat.norm != "none":
+                # Float32 sums of many values round in proportion to the sum; NaN counts as over.
+                slack = TOLERANCE * max(1.0, float(parse_eps(budget)))
+                flags["over_budget"] = ~(moved <= float(parse_eps(budget)) + slack)
+            if threat.clip and float(parse_eps(budget)) > 0:
+                box = (self.classifier.normalize(images) if threat.space == "normalized" else images).flatten(1)
                 flags["out_of_box"] = ~((box >= -TOLERANCE) & (box <= 1 + TOLERANCE)).all(1)
         raised = torch.stack(list(flags.values()), dim=1).tolist()
         columns: dict[str, Any] = {

@@ -45,11 +45,12 @@ def eps_text(eps: Fraction) -> str:
 class ThreatModel(Frozen):
     """What the attacker may do. eps is in the units of `space`.
 
-    space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether images must stay in [0, 1].
+    space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether values in the units of `space` must stay in [0, 1].
+    norm: `none` bounds nothing; eps is then a parameter of the attack, such as the confidence of CW.
     labels: what the attack drives the prediction away from, the `true` labels or the model's own clean predictions.
     """
 
-    norm: Literal["linf", "l2"]
+    norm: Literal["linf", "l2", "l1", "none"]
     eps: tuple[str, ...] = Field(min_length=1)
     space: Literal["pixel", "normalized"]
     clip: bool
@@ -65,8 +66,6 @@ class ThreatModel(Frozen):
 
     @model_validator(mode="after")
     def _sane(self) -> ThreatModel:
-        if self.space == "normalized" and self.clip:
-            raise ValueError("clip means the pixel range and needs space = pixel")
         for eps in self.budgets:
             if self.norm == "linf" and eps > 1:
                 raise SpecError(
@@ -81,9 +80,10 @@ class ThreatModel(Frozen):
 
     def describe(self) -> str:
         """One line that says what a number under this threat model means."""
-        norm = {"linf": "L-inf", "l2": "L2"}[self.norm]
+        norm = {"linf": "L-inf", "l2": "L2", "l1": "L1", "none": "no bound"}[self.norm]
         space = "pixel space" if self.space == "pixel" else "normalised space"
-        clip = "clipped to [0, 1]" if self.clip else "not clipped"
+        unit = " in normalised units" if self.clip and self.space == "normalized" else ""
+        clip = f"clipped to [0, 1]{unit}" if self.clip else "not clipped"
         labels = "true labels" if self.labels == "true" else "the model's own clean predictions as labels"
         eps = ", ".join(f"{t} ({float(b):.4f})" for t, b in zip(self.eps, self.budgets, strict=True))
         return f"{norm}, eps {eps}; {space}, {clip}; {labels}"

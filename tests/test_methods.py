@@ -169,8 +169,8 @@ def test_what_the_model_draws_is_not_keyed():
 
 
 def test_draws_that_cannot_be_keyed_are_refused():
-    with methods.KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="randn"):
-        torch.randn(1)
+    with methods.KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="randint"):
+        torch.randint(3, (1,))
     with methods.KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="shape"):
         torch.empty(2, 3).uniform_(0, 1)
 
@@ -178,7 +178,7 @@ def test_draws_that_cannot_be_keyed_are_refused():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [({"method": "PDG"}, "Did you mean 'PGD'"), ({"method": "PGD", "parameters": {"step": 3}}, "Did you mean 'steps'"),
-     ({"method": "PGD", "parameters": {"eps": 0.1}}, "unknown parameter"), ({"method": "PGDL2"}, "l2 ball")],
+     ({"method": "PGD", "parameters": {"eps": 0.1}}, "unknown parameter"), ({"method": "PGDL2"}, "norm l2")],
 )  # fmt: skip
 def test_specs_that_do_not_exist(spec, message):
     with pytest.raises(SpecError, match=message):

@@ -79,9 +79,10 @@ def test_unknown_keys_and_wrong_values_name_themselves(change, message):
         Suite.parse({**base(), **change}, "suite")
 
 
-def test_clip_needs_pixels():
-    with pytest.raises(SpecError, match="pixel"):
-        Suite.parse({**base(), "threat": {**base()["threat"], "space": "normalized"}}, "suite")
+def test_describe_says_in_which_units_values_are_clipped():
+    data = {**base(), "threat": {**base()["threat"], "space": "normalized"}}
+    assert "clipped to [0, 1] in normalised units" in Suite.parse(data, "suite").describe()
+    assert "clipped to [0, 1];" in load_suite("pgd").describe()
 
 
 def test_overrides_refuse_what_has_no_such_thing():
