@@ -12,6 +12,9 @@ from rich.console import Console
 from robustkpca.errors import CheckpointError, RobustKPCAError, RunError, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
     from rich.progress import Progress
 
     from robustkpca.evaluation import Plan
@@ -283,24 +286,29 @@ def _progress() -> Progress:
     )
 
 
-def _show_run(run: Run) -> bool:
-    """Print the tables; False when a cell has no figure or a row must not be believed."""
+def _print_table(title: str, cells: pd.DataFrame, notes: Sequence[str], *, markup: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    shown = Table(title=Text(title), title_justify="left", title_style="bold")
+    shown.add_column(Text(str(cells.index.name)), overflow="fold")
+    for head in cells.columns:
+        shown.add_column(Text(str(head)), justify="right", overflow="fold")
+    for name, row in cells.iterrows():
+        lines = [_two_lines(str(cell)) for cell in row]
+        shown.add_row(Text(str(name)), *(Text.from_markup(line) if markup else Text(line) for line in lines))
+    out.print(shown)
+    for note in notes:
+        out.print(note, style="dim", markup=False, highlight=False)
+    out.print()
+
+
+def _show_run(run: Run) -> bool:
+    """Print the tables; False when a cell has no figure or a row must not be believed."""
     from robustkpca import tables
 
     for view in tables.views(run):
-        table = Table(title=Text(view.title), title_justify="left", title_style="bold")
-        table.add_column(Text(str(view.cells.index.name)), overflow="fold")
-        for head in view.cells.columns:
-            table.add_column(Text(str(head)), justify="right", overflow="fold")
-        for name, row in view.cells.iterrows():
-            table.add_row(Text(str(name)), *(Text(str(cell).replace(" (", "\n(", 1)) for cell in row))
-        out.print(table)
-        for note in view.notes:
-            out.print(note, style="dim", markup=False, highlight=False)
-        out.print()
+        _print_table(view.title, view.cells, view.notes)
     healthy = True
     for status in run.statuses:
         if status.text != "complete":
@@ -312,6 +320,41 @@ def _show_run(run: Run) -> bool:
         text = f"error finding: {row.rows} rows of {row.model}, {row.attack} {row.budget}: {row.meaning}"
         err.print(text, style="red", markup=False, highlight=False)
     return healthy
+
+
+@app.command()
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")],
+    layout: Annotated[str, typer.Option(help="robustness, attacks, budgets or corruptions.")],
+    form: Annotated[str, typer.Option("--format", help="rich, markdown, latex, csv or html.")] = "rich",
+    intervals: Annotated[bool, typer.Option(help="95 % Wilson intervals.")] = False,
+    significance: Annotated[
+        bool, typer.Option(help="Mark what differs from the first row on the same samples.")
+    ] = False,
+    reference: Annotated[bool, typer.Option(help="The paper's figures for the same protocol, data and model.")] = False,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+) -> None:
+    """Print stored runs as one of the paper's tables: models as rows, best figures bold."""
+    from robustkpca import layouts
+    from robustkpca.errors import unknown
+    from robustkpca.outcomes import Run
+
+    if layout not in layouts.LAYOUTS:
+        raise SpecError(unknown("layout", layout, layouts.LAYOUTS))
+    found = layouts.LAYOUTS[layout]([Run.open(path) for path in runs])
+    options = {"intervals": intervals, "significance": significance, "reference": reference}
+    if form == "rich" and out_file is None:
+        _print_table(found.title, found.texts(bold="[b]{}[/b]", **options), found.notes, markup=True)
+        return
+    text = layouts.render(found, "markdown" if form == "rich" else form, **options)
+    if out_file is None:
+        print(text, end="")
+        return
+    try:
+        out_file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {out_file}: {error.strerror or error}") from None
+    out.print(f"wrote {out_file}", highlight=False, soft_wrap=True)
 
 
 @app.command()
