@@ -212,6 +212,12 @@ def _progress() -> Progress:
     )
 
 
+def _two_lines(cell: str) -> str:
+    """`87.1 (84.9–89.0)` as a figure with its interval below it, which keeps a table within a terminal."""
+    figure, bracket, rest = cell.partition(" (")
+    return f"{figure}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
+
+
 def _show_run(run: Run) -> bool:
     """Print the tables; False when a cell has no figure or a row must not be believed."""
     from rich.table import Table
@@ -225,7 +231,7 @@ def _show_run(run: Run) -> bool:
         for head in view.cells.columns:
             table.add_column(Text(str(head)), justify="right", overflow="fold")
         for name, row in view.cells.iterrows():
-            table.add_row(Text(str(name)), *(Text(str(cell).replace(" (", "\n(", 1)) for cell in row))
+            table.add_row(Text(str(name)), *(Text(_two_lines(str(cell))) for cell in row))
         out.print(table)
         for note in view.notes:
             out.print(note, style="dim", markup=False, highlight=False)
