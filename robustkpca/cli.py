@@ -286,6 +286,12 @@ def _progress() -> Progress:
     )
 
 
+def _two_lines(cell: str) -> str:
+    """`87.1 (84.9–89.0)` as a figure with its interval below it, which keeps a table within a terminal."""
+    figure, bracket, rest = cell.partition(" (")
+    return f"{figure}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
+
+
 def _print_table(title: str, cells: pd.DataFrame, notes: Sequence[str], *, markup: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text

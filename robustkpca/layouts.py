@@ -144,7 +144,7 @@ class Table:
                 continue
             cells.append((model, column))
             p_values.append(stats.Paired.of(base.correct.to_numpy(bool), ours.to_numpy(bool)).p_value)
-        adjusted = stats.holm(np.array(p_values)) if p_values else []
+        adjusted = stats.holm(np.array(p_values))
         return {cell: " *" for cell, p in zip(cells, adjusted, strict=True) if p < 0.05}
 
 
