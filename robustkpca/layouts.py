@@ -14,7 +14,7 @@ import pandas as pd
 from robustkpca import metrics, stats, tables
 from robustkpca.errors import SpecError, unknown
 from robustkpca.outcomes import Run, fingerprint
-from robustkpca.spec import CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite
+from robustkpca.spec import CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite, load_suite, suite_names
 
 # How the paper calls a data set, and how many images it has: a figure on fewer has no published counterpart.
 PUBLISHED: dict[str, tuple[str, int]] = {
@@ -173,9 +173,19 @@ def _basis(run: Run, suite: Suite | None = None) -> str:
 def _key(run: Run, attack: str, metric: str, suite: Suite | None = None) -> Key | None:
     """Where the paper has this figure; None unless protocol, data and budget are the paper's."""
     name, n = PUBLISHED.get(run.request["data"]["name"], ("", 0))
-    if not name or run.n != n or (suite is not None and suite.protocol != "paper"):
+    if not name or run.n != n or (suite is not None and not _is_the_papers(suite)):
         return None
     return name, attack, metric
+
+
+def _is_the_papers(suite: Suite) -> bool:
+    """Whether a suite is one of the package's paper suites, with its parameters and its highest budget."""
+    if suite.protocol != "paper" or suite.name not in suite_names():
+        return False
+    theirs = load_suite(suite.name)
+    assert suite.threat and theirs.threat
+    same_threat = suite.threat.model_copy(update={"eps": ()}) == theirs.threat.model_copy(update={"eps": ()})
+    return same_threat and suite.attack == theirs.attack and suite.budgets[-1] == theirs.budgets[-1]
 
 
 def _accuracy(run: Run, model: str, cell: Cell, column: str = "correct") -> Entry:

@@ -1,0 +1,169 @@
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from robustkpca import layouts
+from robustkpca.errors import SpecError
+from robustkpca.evaluation import evaluate
+from robustkpca.layouts import LAYOUTS, Column, Entry, Table, render
+from robustkpca.outcomes import Run
+from robustkpca.settings import RPCSettings
+from robustkpca.spec import load_suite
+from tests.conftest import tiny
+from tests.test_regression import variant
+
+MODELS = ("symvit", "rpc")
+
+
+@pytest.fixture
+def run(noise_samples, tmp_path):
+    models = [tiny(), tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))]
+    suites = [load_suite("fgsm"), load_suite("fgsm-paper")]
+    return evaluate(models, noise_samples, suites, tmp_path / "run")
+
+
+def as_the_papers(run: Run, path, name="imagenet", n=50_000) -> Run:
+    """The run as if it had been made on the paper's data with the paper's models; figures are what they are."""
+    request = json.loads(json.dumps(run.request))
+    old = [m["label"] for m in request["models"]]
+    new = ["SymViT-tiny", "RPC-SymViT-tiny (4iter/layer1)"]
+    for model, label in zip(request["models"], new, strict=True):
+        model["label"] = label
+    request["data"] |= {"name": name, "n": n, "conditions": [["clean", "", n]]}
+    rows = run.rows.assign(model=run.rows["model"].map(dict(zip(old, new, strict=True))))
+    repeats = -(-n // 30)
+    parts = [rows.assign(sample=rows["sample"] + f"-{i}") for i in range(repeats)]
+    made = Run.start(path, request, run.manifest["environment"])
+    whole = pd.concat(parts)
+    for (model, attack), part in whole.groupby(["model", "attack"], sort=False):
+        part = part.groupby("budget", sort=False).head(n)
+        made.write_chunk(model, attack, 0, part)
+    return Run.open(path)
+
+
+def test_attacks_are_the_highest_budget_recomputed(run):
+    table = layouts.attacks([run])
+    values = table.values()
+    assert list(values.columns) == [
+        "fgsm 8/255 top-1 ↑", "fgsm 8/255 top-5 ↑", "fgsm-paper 6/255 top-1 ↑", "fgsm-paper 6/255 top-5 ↑",
+    ]  # fmt: skip
+    part = run.rows[(run.rows["attack"] == "fgsm") & (run.rows["budget"] == "8/255")]
+    means = part.groupby("model", sort=False)[["correct", "correct_top5"]].agg(lambda s: 100 * s.astype(float).mean())
+    np.testing.assert_allclose(values.iloc[:, :2].to_numpy(), means.to_numpy())
+
+
+def test_budgets_have_clean_first_and_once(run):
+    assert list(layouts.budgets([run]).values().columns)[:3] == ["clean ↑", "fgsm 1/255 ↑", "fgsm 2/255 ↑"]
+
+
+def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(run, tmp_path):
+    whole = as_the_papers(run, tmp_path / "whole")
+    cells = layouts.attacks([whole]).texts(reference=True)
+    row = cells.loc["RPC-SymViT-tiny (4iter/layer1)"]
+    assert row["fgsm-paper 6/255 top-1 ↑ paper"] == "26.62"
+    measured = float(row["fgsm-paper 6/255 top-1 ↑"])
+    assert row["fgsm-paper 6/255 top-1 ↑ difference"] == f"{measured - 26.62:+.2f}"
+    assert row["fgsm 8/255 top-1 ↑ paper"] == ""  # another protocol
+    assert row["fgsm 8/255 top-1 ↑ difference"] == ""
+    cells = layouts.robustness([whole]).texts(reference=True)
+    assert cells["imagenet top-1 ↑ paper"].tolist() == ["70.44", "70.94"]
+    fewer = as_the_papers(run, tmp_path / "fewer", n=49_999)
+    assert set(layouts.robustness([fewer]).texts(reference=True)["imagenet top-1 ↑ paper"]) == {""}
+    other = layouts.attacks([run]).texts(reference=True)
+    assert set(other["fgsm-paper 6/255 top-1 ↑ paper"]) == {""}  # other data and models
+
+
+def test_a_budget_that_is_not_the_papers_has_no_published_figure(run, tmp_path):
+    request = json.loads(json.dumps(as_the_papers(run, tmp_path / "a").request))
+    assert request["suites"][1]["threat"]["eps"][-1] == "6/255"
+    lower = variant(
+        as_the_papers(run, tmp_path / "b"),
+        tmp_path / "c",
+        request={"suites.1.threat.eps": ["1/255", "2/255", "3/255", "4/255", "5/255"]},
+        rows=as_the_papers(run, tmp_path / "d").rows.query("budget != '6/255'"),
+    )
+    cells = layouts.attacks([lower]).texts(reference=True)
+    assert set(cells["fgsm-paper 5/255 top-1 ↑ paper"]) == {""}
+
+
+def column(head="a", higher=True, basis="x"):
+    return Column(head, higher, basis)
+
+
+def toy():
+    table = Table("A | title")
+    figures = {"base": (50.0, 20.0), "better": (60.0, 10.0), "worse": (40.0, 30.0)}
+    for model, (up, down) in figures.items():
+        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
+        table.add(model, column("up"), Entry(up, correct=correct))
+        table.add(model, column("down", False), Entry(down))
+    table.add("vit|x", column("up"), Entry(None, "failed: no | bar"))
+    return table
+
+
+def test_the_best_is_bold_in_the_right_direction():
+    cells = toy().texts(bold="<{}>")
+    assert cells["up ↑"].tolist() == ["50.00", "<60.00>", "40.00", "failed: no | bar"]
+    assert cells["down ↓"].tolist() == ["20.00", "<10.00>", "30.00", "not run"]
+
+
+def test_intervals_and_significance():
+    cells = toy().texts(intervals=True, significance=True)
+    assert cells.loc["base", "up ↑"] == "50.00 (40.4–59.6)"
+    assert cells.loc["better", "up ↑"].endswith(" *")  # 10 of 100 gained, none lost: p = 0.002
+    near = Table("t")
+    for model, up in (("base", 50), ("near", 53)):
+        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
+        near.add(model, column(), Entry(float(up), correct=correct))
+    assert not near.significance()
+
+
+def test_columns_of_one_name_and_two_bases_are_kept_apart(run, noise_samples, tmp_path):
+    other = evaluate([tiny("vit")], noise_samples, [load_suite("fgsm")], tmp_path / "other", seed=1)
+    table = layouts.attacks([run, other])
+    heads = list(table.values().columns)
+    assert "fgsm 8/255 top-1 ↑ [1]" in heads
+    assert "fgsm 8/255 top-1 ↑ [2]" in heads
+    assert any("differs from the column of that name" in note for note in table.notes)
+    same = evaluate([tiny("vit")], noise_samples, [load_suite("fgsm")], tmp_path / "same")
+    assert "fgsm 8/255 top-1 ↑" in layouts.attacks([run, same]).values().columns
+    with pytest.raises(SpecError, match="two runs hold"):
+        layouts.attacks([run, run])
+
+
+def test_every_format_keeps_the_shape():
+    table = toy()
+    lines = [line for line in render(table, "markdown").splitlines() if line.startswith("|")]
+    assert len(lines) == 6
+    assert {line.replace("\\|", "").count("|") for line in lines} == {4}
+    assert "**60.00**" in lines[3]
+    latex = render(table, "latex")
+    assert r"\textbf{60.00}" in latex
+    assert r"up $\uparrow$ & down $\downarrow$ \\" in latex
+    assert latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(r"\bottomrule")
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {2}
+    page = render(table, "html")
+    assert page.count("<tr>") == 5
+    assert "<b>60.00</b>" in page
+    assert "failed: no | bar" in page
+    frame = pd.read_csv(__import__("io").StringIO(render(table, "csv")), index_col=0)
+    assert frame.shape == (4, 2)
+    with pytest.raises(SpecError, match="Did you mean 'latex'"):
+        render(table, "latx")
+
+
+def test_html_and_latex_escape():
+    table = Table("<b>&_%")
+    table.add("a&b_c%<i>", column("x<y"), Entry(1.0))
+    assert "a&amp;b_c%&lt;i&gt;" in render(table, "html")
+    assert r"a\&b\_c\%<i>" in render(table, "latex")
+
+
+def test_a_layout_without_figures_says_so(run):
+    with pytest.raises(SpecError, match="none of the runs"):
+        layouts.corruptions([run])
+    assert set(LAYOUTS) == {"robustness", "attacks", "budgets", "corruptions"}
