@@ -214,7 +214,9 @@ class Plan:
                     stored = pq.ParquetFile(path).read(["prediction"]).column(0).to_numpy()
                     batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
                 else:
-                    run.write_chunk(model, CLEAN, first, batch.clean_rows([samples.conditions[i] for i in indices]))
+                    with run.timed(model, CLEAN, len(indices)):
+                        rows = batch.clean_rows([samples.conditions[i] for i in indices])
+                    run.write_chunk(model, CLEAN, first, rows)
                 advance(model, CLEAN, len(indices))
                 for job in jobs:
                     if run.chunk_path(model, job.label, first).exists():
@@ -222,13 +224,16 @@ class Plan:
                     key = f"{model}\t{job.label}"
                     if key not in run.manifest["failures"]:
                         try:
-                            run.write_chunk(model, job.label, first, batch.rows(job))
+                            with run.timed(model, job.label, len(indices) * len(job.suite.budgets)):
+                                rows = batch.rows(job)
+                            run.write_chunk(model, job.label, first, rows)
                         except RobustKPCAError:
                             raise
                         except Exception as error:  # an attack that breaks must not cost the others
                             reason = str(error).splitlines()[0] if str(error) else ""
                             run.fail(model, job.label, f"{type(error).__name__}: {reason}")
                     advance(model, job.label, len(indices) * job.passes)
+            run.save_manifest()  # the times
         return Run.open(run.path)
 
 
@@ -260,6 +265,7 @@ def _described(label: str, model: Classifier | Unusable) -> dict[str, Any]:
         "label": label,
         "source": model.source,
         "weights": model.weights,
+        "parameters": sum(p.numel() for p in model.network.parameters()),
         "settings": model.settings.model_dump(mode="json", by_alias=True),
         "notes": list(model.notes),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -11,8 +10,8 @@ from importlib import resources
 import numpy as np
 import pandas as pd
 
-from robustkpca import metrics, stats, tables
-from robustkpca.errors import SpecError, unknown
+from robustkpca import metrics, stats
+from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run, fingerprint
 from robustkpca.spec import CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite, load_suite, suite_names
 
@@ -300,6 +299,36 @@ def robustness(runs: Sequence[Run]) -> Table:
     return _with_notes(table, runs)
 
 
+def runtime(runs: Sequence[Run]) -> Table:
+    """Parameters, and wall milliseconds an image and budget, clean and under each attack, on the machine and batch size of the run."""
+    table = Table("Runtime")
+    for run in runs:
+        place = fingerprint(
+            {
+                "environment": run.manifest["environment"],
+                "batch": run.request["batch_size"],
+                "device": run.request["device"],
+            }
+        )
+        for described in run.request["models"]:
+            model = described["label"]
+            if described.get("parameters"):
+                count = Column("parameters (million)", False, "", decimals=3)
+                if (model, count) not in table.entries:
+                    table.add(model, count, Entry(described["parameters"] / 1e6))
+            for attack in dict.fromkeys(cell.attack for cell in run.cells):
+                seconds, images = run.manifest.get("times", {}).get(f"{model}\t{attack}", (0.0, 0))
+                column = Column(f"{attack} ms/image", False, place)
+                table.add(model, column, Entry(1000 * seconds / images if images else None, "not measured"))
+        environment = run.manifest["environment"]
+        cuda = environment.get("cuda") if run.request["device"] == "cuda" else None
+        table.notes.append(
+            f"Wall time on {cuda or environment['platform']}, {environment['threads']} threads, batch size {run.request['batch_size']}; "
+            "a shared machine makes such times noisy."
+        )
+    return _with_notes(table, runs)
+
+
 def _robust_c(table: Table, run: Run, model: str) -> None:
     own = metrics.corruption_table(run)
     own = own[own["model"] == model].set_index("corruption")
@@ -337,81 +366,5 @@ LAYOUTS: dict[str, Callable[[Sequence[Run]], Table]] = {
     "attacks": attacks,
     "budgets": budgets,
     "corruptions": corruptions,
+    "runtime": runtime,
 }
-_ON, _OFF = "\ue000", "\ue001"  # stand for bold until the text around them is escaped
-_BOLD: dict[str, tuple[str, str]] = {
-    "markdown": ("**", "**"),
-    "latex": (r"\textbf{", "}"),
-    "html": ("<b>", "</b>"),
-    "csv": ("", ""),
-}
-_LATEX = {"\\": r"\textbackslash{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--", "~": r"\textasciitilde{}"} | {
-    c: f"\\{c}" for c in "&%$#_{}"
-}
-FORMATS = tuple(_BOLD)
-
-
-def render(table: Table, form: str, **options: bool) -> str:
-    """The table in one of FORMATS, with its title and notes; options are those of `Table.texts`."""
-    if form not in _BOLD:
-        raise SpecError(unknown("format", form, FORMATS))
-    cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
-    notes = list(table.notes)
-    if options.get("intervals"):
-        notes.insert(0, "In parentheses: 95 % Wilson interval.")
-    if options.get("significance"):
-        notes.insert(
-            0, f"*: differs from {table.models[0]}, exact McNemar test on the same samples, Holm-adjusted, p < 0.05."
-        )
-    if options.get("reference"):
-        notes.insert(
-            0,
-            "paper: published figure (arXiv 2406.13762) for the same protocol, data and model; empty where there is none.",
-        )
-    text = {"markdown": _markdown, "latex": _latex, "html": _html, "csv": _csv}[form](table.title, cells, notes)
-    on, off = _BOLD[form]
-    return text.replace(_ON, on).replace(_OFF, off)
-
-
-def _markdown(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> str:
-    lines = [
-        f"### {tables.escape(title)}",
-        "",
-        tables.markdown(cells),
-        "",
-        *(f"{tables.escape(note)}  " for note in notes),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _csv(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> str:
-    return cells.to_csv(lineterminator="\n")
-
-
-def _latex(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> str:
-    def escaped(text: object) -> str:
-        return "".join(_LATEX.get(c, c) for c in str(text))
-
-    rows = [" & ".join(escaped(v) for v in row) + r" \\" for row in cells.reset_index().to_numpy().tolist()]
-    head = " & ".join(escaped(v) for v in [cells.index.name, *cells.columns]) + r" \\"
-    body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    comments = [f"% {note}" for note in notes]
-    columns = "l" + "r" * len(cells.columns)
-    parts = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escaped(title)}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        *body,
-    ]
-    return "\n".join([*comments, *parts, r"\end{tabular}", r"\end{table}"]) + "\n"
-
-
-def _html(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> str:
-    def row(values: Sequence[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(v))}</{tag}>" for v in values) + "</tr>"
-
-    head = row([cells.index.name, *cells.columns], "th")
-    body = "\n".join(row(values, "td") for values in cells.reset_index().to_numpy().tolist())
-    below = "\n".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    return f"<table>\n<caption>{html.escape(title)}</caption>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n{below}\n"

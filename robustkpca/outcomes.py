@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -194,6 +195,15 @@ class Run:
         """Record that an attack could not be run on a model; `None` rows stand for it."""
         self.manifest["failures"][f"{model}\t{attack}"] = reason
         self.save_manifest()
+
+    @contextlib.contextmanager
+    def timed(self, model: str, attack: str, images: int) -> Iterator[None]:
+        """Add the wall time of the block to what this attack took on this model, and `images` to how many it was for."""
+        start = time.perf_counter()
+        yield
+        times = self.manifest.setdefault("times", {}).setdefault(f"{model}\t{attack}", [0.0, 0])
+        times[0] = round(times[0] + time.perf_counter() - start, 4)
+        times[1] += images
 
     def export(self, path: Path) -> None:
         """All rows and run.json as one Parquet file."""

@@ -8,8 +8,9 @@ import pytest
 from robustkpca import layouts
 from robustkpca.errors import SpecError
 from robustkpca.evaluation import evaluate
-from robustkpca.layouts import LAYOUTS, Column, Entry, Table, render
+from robustkpca.layouts import LAYOUTS, Column, Entry, Table
 from robustkpca.outcomes import Run
+from robustkpca.render import render
 from robustkpca.settings import RPCSettings
 from robustkpca.spec import load_suite
 from tests.conftest import tiny
@@ -166,4 +167,13 @@ def test_html_and_latex_escape():
 def test_a_layout_without_figures_says_so(run):
     with pytest.raises(SpecError, match="none of the runs"):
         layouts.corruptions([run])
-    assert set(LAYOUTS) == {"robustness", "attacks", "budgets", "corruptions"}
+    assert set(LAYOUTS) == {"robustness", "attacks", "budgets", "corruptions", "runtime"}
+
+
+def test_runtime_counts_parameters_and_time(run):
+    values = layouts.runtime([run]).values()
+    assert values["parameters (million) ↓"].tolist() == [sum(p.numel() for p in tiny().network.parameters()) / 1e6] * 2
+    assert (values[["clean ms/image ↓", "fgsm ms/image ↓", "fgsm-paper ms/image ↓"]] > 0).all(axis=None)
+    seconds, images = run.manifest["times"][f"{run.models[0]}\tfgsm"]
+    assert images == 30 * 4
+    assert values.loc[run.models[0], "fgsm ms/image ↓"] == pytest.approx(1000 * seconds / images)

@@ -1,0 +1,139 @@
+"""The application, options that commands share, and how results are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from robustkpca.errors import RobustKPCAError, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from rich.progress import Progress
+
+    from robustkpca.outcomes import Run
+
+app = typer.Typer(
+    name="robustkpca",
+    help="How robust is a vision transformer, and does attention with robust principal components make it more so?",
+    no_args_is_help=True,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Entry point: one line for what the user can mend, 130 for Ctrl-C, a traceback only for our own bugs."""
+    try:
+        app()
+    except RobustKPCAError as error:
+        err.print(f"[red]error:[/red] {type(error).__name__}: ", end="")
+        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+@app.callback()
+def common(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from robustkpca import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+Lambda = Annotated[float | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part.")]
+Layers = Annotated[str | None, typer.Option(help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random draw.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread over the classes, drawn with --seed.")]
+
+
+def pick_device(name: str) -> str:
+    """`auto` is CUDA where it works, else the CPU."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return name
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise SpecError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if int(number or 0) >= torch.cuda.device_count():
+        raise SpecError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are visible here; use --device cpu")
+    return name
+
+
+def choice(option: str, value: str, known: tuple[str, ...]) -> Any:
+    if value not in known:
+        raise SpecError(f"{option}: expected {' or '.join(known)}, got {value!r}")
+    return value
+
+
+def progress_bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+
+
+def _two_lines(cell: str) -> str:
+    """`87.1 (84.9–89.0)` as a figure with its interval below it, which keeps a table within a terminal."""
+    figure, bracket, rest = cell.partition(" (")
+    return f"{figure}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
+
+
+def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str], *, markup: bool = False) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text(title), title_justify="left", title_style="bold")
+    shown.add_column(Text(str(cells.index.name)), overflow="fold")
+    for head in cells.columns:
+        shown.add_column(Text(str(head)), justify="right", overflow="fold")
+    for name, row in cells.iterrows():
+        lines = [_two_lines(str(cell)) for cell in row]
+        shown.add_row(Text(str(name)), *(Text.from_markup(line) if markup else Text(line) for line in lines))
+    out.print(shown)
+    for note in notes:
+        out.print(note, style="dim", markup=False, highlight=False)
+    out.print()
+
+
+def show_run(run: Run) -> bool:
+    """Print the tables; False when a cell has no figure or a row must not be believed."""
+    from robustkpca import tables
+
+    for view in tables.views(run):
+        print_table(view.title, view.cells, view.notes)
+    healthy = True
+    for status in run.statuses:
+        if status.text != "complete":
+            healthy = False
+            cell = f"{status.cell.attack} {status.cell.budget}".strip()
+            err.print(f"no figure: {status.model}, {cell}: {status.text}", style="red", markup=False, highlight=False)
+    for row in tables.flagged(run).itertuples():
+        healthy = False
+        text = f"error finding: {row.rows} rows of {row.model}, {row.attack} {row.budget}: {row.meaning}"
+        err.print(text, style="red", markup=False, highlight=False)
+    return healthy

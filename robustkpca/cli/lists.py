@@ -1,0 +1,60 @@
+"""Commands that say what exists: models, attacks, datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robustkpca.cli.app import app, out
+
+
+@app.command()
+def models(
+    inspect: Annotated[Path | None, typer.Option(help="Say what this weight file is, instead of listing.")] = None,
+) -> None:
+    """List the models, or say what a weight file is."""
+    from robustkpca import checkpoints
+    from robustkpca.checkpoints import EMBEDDED, embedded_path, read
+    from robustkpca.settings import FAMILIES, SIZES, ModelSettings
+
+    if inspect is not None:
+        for fact, value in checkpoints.inspect(inspect):
+            out.print(f"{fact:10} {value}", markup=False, highlight=False, soft_wrap=True)
+        return
+    for name in EMBEDDED:
+        file = read(embedded_path(name))
+        settings = ModelSettings.parse(file.settings or {}, name)
+        count = sum(t.numel() for t in file.state.values())
+        _line(name, f"{settings.title}, {count:,} parameters, embedded, trained on {file.training['data']['name']}")
+    for family, title in FAMILIES.items():
+        for size, (width, depth, heads) in SIZES.items():
+            _line(
+                f"{family}-{size}",
+                f"{title}, width {width}, depth {depth}, {heads} heads: give --checkpoint FILE, or train",
+            )
+    _line("timm:NAME", "any timm model, with its pretrained weights or --checkpoint FILE")
+
+
+@app.command()
+def attacks() -> None:
+    """List the attack suites."""
+    from robustkpca.spec import load_suite, suite_names
+
+    for name in suite_names():
+        suite = load_suite(name)
+        _line(name, f"{suite.title}: {suite.describe()}")
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets."""
+    from robustkpca.datasets import DATASETS
+
+    for name, source in DATASETS.items():
+        _line(name, source.title)
+
+
+def _line(name: str, text: str) -> None:
+    out.print(f"{name:22} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""Experiments: one TOML file for each table of the paper, run or resumed by one command."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from robustkpca import layouts
+from robustkpca.checkpoints import load_classifier
+from robustkpca.datasets import load_samples
+from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
+from robustkpca.evaluation import Plan, Progress
+from robustkpca.models import Classifier, Unusable
+from robustkpca.outcomes import Run
+from robustkpca.settings import Frozen
+from robustkpca.spec import load_suite
+
+
+class Part(Frozen):
+    """One run of an experiment: a kind of data, and the suites it is attacked with."""
+
+    data: str
+    attacks: tuple[str, ...] = ()
+
+
+class Experiment(Frozen):
+    """What a table of the paper needs."""
+
+    name: str
+    title: str
+    layout: str
+    part: tuple[Part, ...] = Field(min_length=1)
+
+
+class ModelEntry(Frozen):
+    """One model of a models file; fields are the options of `eval`."""
+
+    name: str | None = None
+    checkpoint: str | None = None
+    weights: str = Field(default="raw", pattern="^(raw|ema)$")
+    iterations: int | None = None
+    lam: float | None = Field(default=None, alias="lambda")
+    layers: str | tuple[int, ...] | None = None
+    heads: int | None = None
+    img_size: int | None = None
+
+    def load(self, device: str) -> Classifier | Unusable:
+        try:
+            return load_classifier(
+                self.name, self.checkpoint, device=device, **self.model_dump(exclude={"name", "checkpoint"})
+            )
+        except CheckpointError as error:
+            return Unusable(
+                self.name or Path(self.checkpoint or "").stem, self.checkpoint or str(self.name), str(error)
+            )
+
+
+def _folder() -> Path:
+    here = Path(__file__).resolve().parent
+    packed = here / "_experiments"
+    return packed if packed.is_dir() else here.parent / "benchmarks"
+
+
+def experiment_names() -> list[str]:
+    """The experiments that come with the package."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """By name, or by the path of a TOML file."""
+    if not name.endswith(".toml") and name not in experiment_names():
+        raise SpecError(unknown("experiment", name, experiment_names()) + ", or a path ending in .toml")
+    path = Path(name) if name.endswith(".toml") else _folder() / f"{name}.toml"
+    found: Experiment = Experiment.parse(_toml(path), f"experiment {path.name}")
+    if found.layout not in layouts.LAYOUTS:
+        raise SpecError(f"experiment {path.name}: {unknown('layout', found.layout, layouts.LAYOUTS)}")
+    return found
+
+
+def load_models(path: Path) -> list[ModelEntry]:
+    """A TOML file of [[model]] tables."""
+    data = _toml(path)
+    if set(data) != {"model"} or not isinstance(data["model"], list) or not data["model"]:
+        raise SpecError(f"models {path}: expected [[model]] tables, got {', '.join(data) or 'nothing'}")
+    return [ModelEntry.parse(entry, f"models {path}, number {i}") for i, entry in enumerate(data["model"], start=1)]
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not TOML ({error})") from None
+
+
+def run(
+    experiment: Experiment,
+    models: Sequence[ModelEntry],
+    data: Sequence[str],
+    out: Path,
+    *,
+    in_distribution: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 100,
+    workers: int = 0,
+    device: str = "cpu",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Run]:
+    """Run or resume every part of an experiment in `out`/<data>; `data` gives a `NAME` or `NAME:DIR` for each kind it needs."""
+    given = {spec.partition(":")[0]: spec for spec in data}
+    # A part that names no kind of data takes any: the only one given.
+    needed = [part.data for part in experiment.part]
+    wanted = {kind: given.get(kind) or (data[0] if kind == "any" and len(data) == 1 else None) for kind in needed}
+    if missing := [kind for kind, spec in wanted.items() if spec is None]:
+        raise DataError(
+            f"experiment {experiment.name}: expected --data for {', '.join(missing)}, got {', '.join(data) or 'none'}"
+        )
+    plans = []
+    classifiers = [entry.load(device) for entry in models]
+    for part in experiment.part:
+        spec = wanted[part.data]
+        assert spec is not None
+        inside = in_distribution or given.get("imagenet") if part.data == "imagenet-o" else None
+        samples = load_samples(spec, limit=limit, seed=seed, in_distribution=inside)
+        suites = [load_suite(name) for name in part.attacks]
+        plans.append(
+            (samples.name.replace(":", "-"), Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size))
+        )
+    return [plan.run(out / name, workers=workers, on_progress=on_progress) for name, plan in plans]
