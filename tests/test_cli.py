@@ -131,6 +131,16 @@ EVAL = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", 
     [
         (("eval",), "--attack: expected at least one of"),
         (("eval", "--attack", "pgd"), "--model: expected at least one of"),
+        ((*EVAL, "--weights", "best"), "--weights: expected raw or ema, got 'best'"),
+        ((*EVAL, "--iterations", "two"), "--iterations: expected a whole number"),
+        ((*EVAL, "--img-size", "30"), "multiple of the patch size 7, got 30"),
+        ((*EVAL, "--classes", "none.txt"), "--classes none.txt"),
+        ((*EVAL, "--in-distribution", "imagenet:x"), "it goes with imagenet-o"),
+        (("table", "run", "--layout", "attack"), "Did you mean 'attacks'"),
+        (("table", "run", "--layout", "attacks", "--format", "word"), "unknown format 'word'"),
+        (("models", "--inspect", "none.pth"), "nothing there"),
+        (("bench", "paper-attack", "--models", "m.toml", "--data", "digits", "--out", "b"), "Did you mean 'paper-attacks'"),
+        (("bench", "paper-attacks", "--models", "none.toml", "--data", "digits", "--out", "b"), "No such file"),
         (("eval", "--attack", "pdg", "--model", "symvit"), "Did you mean 'pgd'"),
         (("eval", "--attack", "pgd", "--model", "rpc-symvti"), "Did you mean 'rpc-symvit'"),
         (("eval", "--attack", "pgd", "--model", "symvit-tiny"), "needs --checkpoint"),
@@ -209,6 +219,99 @@ def test_ctrl_c_keeps_whole_chunks_and_says_how_to_go_on(place):
     assert not list((place / "cut").rglob("*.part"))
 
 
+def test_one_checkpoint_under_several_iterations(place):
+    done = call("eval", "--checkpoint", "rpc.safetensors", "--iterations", "1,2,4", "--layers", "all", "--data", "folder:pictures",
+                "--attack", "fgsm", "--eps", "1/255", "--out", "transfer", cwd=place)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = Run.open(place / "transfer")
+    assert found.models == [f"RPC-SymViT-w16d2h2 ({n}iter/all)" for n in (1, 2, 4)]
+    assert len({m["weights"] for m in found.request["models"]}) == 1
+
+
+def test_of_several_models_the_loadable_are_evaluated(place):
+    (place / "torn.pth").write_bytes((place / "plain.pth").read_bytes()[:2000])
+    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint", "torn.pth",
+                "--data", "folder:pictures", "--attack", "fgsm", "--out", "sweep", cwd=place)  # fmt: skip
+    assert done.returncode == 1
+    assert "no figure: vit" in done.stderr
+    assert "torn" in done.stderr
+    texts = {s.model: s.text for s in Run.open(place / "sweep").statuses}
+    assert texts["SymViT-w16d2h2"] == "complete"
+    assert texts["vit"].startswith("failed: checkpoint torn.pth (2000 bytes)")
+    assert call("check", "sweep", "--baseline", "sweep", cwd=place).returncode == 2
+
+
+def test_clean_only(place):
+    done = call(
+        "eval",
+        "--checkpoint",
+        "sym.safetensors",
+        "--data",
+        "folder:pictures",
+        "--attack",
+        "clean",
+        "--out",
+        "clean",
+        cwd=place,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "top-5" in done.stdout
+    assert len(Run.open(place / "clean").rows) == 20
+
+
+def test_inspect(place):
+    text = call("models", "--inspect", "rpc.safetensors", cwd=place).stdout
+    assert "RPC-SymViT-w16d2h2 (2iter/layer1)" in text
+    assert "iterations 2, lambda 1" in text
+
+
+def test_tables_of_stored_runs(run, place):
+    text = call(
+        "table", "run", "--layout", "attacks", "--format", "markdown", "--intervals", "--significance", cwd=place
+    ).stdout
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    assert "fgsm 8/255 top-1 ↑" in rows[0]
+    assert "**" in text
+    written = call("table", "run", "--layout", "budgets", "--format", "latex", "--out", "t.tex", cwd=place)
+    assert written.returncode == 0
+    assert r"\toprule" in (place / "t.tex").read_text()
+    assert "RPC-SymViT" in call("table", "run", "--layout", "runtime", cwd=place).stdout
+
+
+def test_bench_runs_resumes_and_writes_its_table(place):
+    (place / "models.toml").write_text(
+        '[[model]]\ncheckpoint = "sym.safetensors"\n\n[[model]]\ncheckpoint = "rpc.safetensors"\niterations = 1\n'
+    )
+    arguments = (
+        "bench",
+        "paper-attacks",
+        "--models",
+        "models.toml",
+        "--data",
+        "folder:pictures",
+        "--out",
+        "bench",
+        "--reference",
+    )
+    done = call(*arguments, cwd=place)
+    assert done.returncode == 0, done.stderr
+    text = (place / "bench" / "paper-attacks.md").read_text()
+    assert "(1iter/layer1)" in text.replace("\\", "")
+    assert "pgd-paper 6/255 top-1 ↑ paper" in text
+    assert (place / "bench" / "paper-attacks.tex").is_file()
+    before = {p: p.stat().st_mtime_ns for p in (place / "bench").rglob("*.parquet")}
+    assert call(*arguments, cwd=place).returncode == 0
+    assert {p: p.stat().st_mtime_ns for p in (place / "bench").rglob("*.parquet")} == before
+    wrong = call(
+        "bench", "paper-robustness", "--models", "models.toml", "--data", "folder:pictures", "--out", "b2", cwd=place
+    )
+    assert (wrong.returncode, "expected --data for imagenet" in wrong.stderr) == (2, True)
+    (place / "wrong.toml").write_text('[[model]]\nname = "symvit"\nlambda = "x"\n')
+    wrong = call("bench", "paper-attacks", "--models", "wrong.toml", "--data", "digits", "--out", "b3", cwd=place)
+    assert (wrong.returncode, "number 1: lambda" in wrong.stderr) == (2, True)
+
+
 def test_lists(place):
     text = call("models").stdout
     for name in ("rpc-symvit-2iter-all", "RPC-SymViT-micro (6iter/layer1)", "symvit-base", "timm:NAME"):
@@ -236,7 +339,10 @@ def test_help_is_instant_and_complete():
         start = time.monotonic()
         done = call("--help")
         times.append(time.monotonic() - start)
-    assert all(name in done.stdout for name in ("eval", "report", "check", "train", "models", "attacks", "datasets"))
+    assert all(
+        name in done.stdout
+        for name in ("eval", "bench", "table", "report", "check", "train", "models", "attacks", "datasets")
+    )
     loaded = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import robustkpca.cli"], capture_output=True, text=True
     ).stderr

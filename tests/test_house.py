@@ -16,7 +16,7 @@ PACKAGE = ROOT / "robustkpca"
 # Which modules may import which: only those on floors below, and named neighbours.
 FLOORS = [
     {"errors"},
-    {"draws", "settings", "stats"},
+    {"draws", "settings", "stats", "own_attacks"},
     {"spec"},
     {"outcomes", "attention", "corruptions"},
     {"models", "datasets", "weights"},
@@ -24,11 +24,24 @@ FLOORS = [
     {"evaluation", "train"},
     {"metrics"},
     {"tables"},
-    {"report", "regression"},
+    {"layouts", "report", "regression"},
+    {"render", "experiments"},
     {"cli"},
     {"__main__"},
 ]
-NO_TORCH = {"errors", "settings", "spec", "outcomes", "stats", "metrics", "tables", "report", "regression"}
+NO_TORCH = {
+    "errors",
+    "settings",
+    "spec",
+    "outcomes",
+    "stats",
+    "metrics",
+    "tables",
+    "layouts",
+    "render",
+    "report",
+    "regression",
+}
 
 
 def modules():
@@ -132,7 +145,9 @@ def test_the_wheel_holds_what_it_must_and_no_more(installed):
     names = zipfile.ZipFile(wheel).namelist()
     data = {"robustkpca/embedded/fashion-mnist-1000.npz", "robustkpca/embedded/LICENSE-fashion-mnist.txt"}
     assert data <= set(names)
-    assert sum(n.startswith("robustkpca/_suites/") for n in names) == len(list((ROOT / "attacks").glob("*.toml")))
+    for packed, source in (("_suites", "attacks"), ("_experiments", "benchmarks")):
+        inside = {n.removeprefix(f"robustkpca/{packed}/") for n in names if n.startswith(f"robustkpca/{packed}/")}
+        assert inside == {p.name for p in (ROOT / source).glob("*.toml")}
     assert all(n.startswith(("robustkpca/", "robustkpca-")) for n in names)
     info = zipfile.ZipFile(wheel).getinfo("robustkpca/embedded/fashion-mnist-1000.npz")
     assert info.file_size < 600_000

@@ -1,6 +1,7 @@
 """The command line: parse, call, print, exit code. Heavy imports live inside the commands, so that --help is instant."""
 
-from robustkpca.cli import lists, reading, work  # registers the commands
+# The order in which commands are registered is the order of --help.
+from robustkpca.cli import work, reading, lists  # noqa: I001
 from robustkpca.cli.app import main
 
 __all__ = ["lists", "main", "reading", "work"]

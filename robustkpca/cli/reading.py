@@ -25,6 +25,7 @@ def table(
 ) -> None:
     """Print stored runs as one of the paper's tables: models as rows, best figures bold."""
     from robustkpca import layouts
+    from robustkpca.render import render
     from robustkpca.errors import unknown
     from robustkpca.outcomes import Run
 
@@ -35,7 +36,7 @@ def table(
     if form == "rich" and out_file is None:
         print_table(found.title, found.texts(bold="[b]{}[/b]", **options), found.notes, markup=True)
         return
-    text = layouts.render(found, "markdown" if form == "rich" else form, **options)
+    text = render(found, "markdown" if form == "rich" else form, **options)
     if out_file is None:
         print(text, end="")
         return

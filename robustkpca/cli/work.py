@@ -235,6 +235,7 @@ def bench(
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments, layouts
+    from robustkpca.render import render
 
     plan = experiments.load_experiment(experiment)
     entries = experiments.load_models(models_file)
@@ -260,7 +261,7 @@ def bench(
     print_table(found.title, found.texts(bold="[b]{}[/b]", reference=reference), found.notes, markup=True)
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
         file = out_dir / f"{plan.name}.{suffix}"
-        file.write_text(layouts.render(found, form, reference=reference), encoding="utf-8")
+        file.write_text(render(found, form, reference=reference), encoding="utf-8")
         out.print(f"wrote {file}", highlight=False, soft_wrap=True)
     if any(status.text != "complete" for run in runs for status in run.statuses):
         raise typer.Exit(1)
