@@ -25,9 +25,9 @@ def table(
 ) -> None:
     """Print stored runs as one of the paper's tables: models as rows, best figures bold."""
     from robustkpca import layouts
-    from robustkpca.render import render
     from robustkpca.errors import unknown
     from robustkpca.outcomes import Run
+    from robustkpca.render import render
 
     if layout not in layouts.LAYOUTS:
         raise SpecError(unknown("layout", layout, layouts.LAYOUTS))
