@@ -7,9 +7,53 @@ The functions are pure and take any float dtype and device; the modules hold the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
+
+
+class _SymmetricWithGradient(torch.autograd.Function):
+    """softmax(K K^T / sqrt(D)) V with its backward by hand, for the CPU, where the fused kernel recomputes the weights.
+
+    With P the weights and G the gradient of the output: dV = P^T G, dS = P * (G V^T - rowsum(G * O)), and since K stands on both
+    sides of its product, dK = (dS + dS^T) K / sqrt(D): three products where autograd does four.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.matmul(k * k.shape[-1] ** -0.5, k.transpose(-2, -1)).softmax(-1)
+        out = weights @ v
+        ctx.save_for_backward(k, v, weights, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        k, v, weights, out = ctx.saved_tensors
+        inner = (gradient * out).sum(-1, keepdim=True)
+        scores = torch.matmul(gradient, v.transpose(-2, -1)).sub_(inner).mul_(weights)
+        scores = (scores + scores.transpose(-2, -1)).mul_(k.shape[-1] ** -0.5)
+        return scores @ k, weights.transpose(-2, -1) @ gradient
+
+
+class _Clip(torch.autograd.Function):
+    """clamp(x, -t, t) for a t of size one in the last two dimensions; its backward keeps one mask instead of six comparisons."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, t: Tensor) -> Tensor:
+        out = torch.clamp(x, -t, t)
+        ctx.save_for_backward(out, x.abs() <= t)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        out, inside = ctx.saved_tensors
+        through = gradient * inside
+        return through, ((gradient - through) * out.sign()).sum(dim=(-2, -1), keepdim=True)
 
 
 def symmetric_attention(
@@ -19,7 +63,11 @@ def symmetric_attention(
 
     k, v: (B, H, N, D), any float dtype. Returns (B, H, N, D). `attn_mask` and `is_causal` mean what they mean to
     `torch.nn.functional.scaled_dot_product_attention`; `dropout` is the probability of dropping an attention weight.
+    Fused attention, but for gradients on the CPU.
     """
+    plain = attn_mask is None and not is_causal and dropout == 0.0
+    if plain and k.device.type == "cpu" and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        return _SymmetricWithGradient.apply(k, v)
     return F.scaled_dot_product_attention(k, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout)
 
 
@@ -64,7 +112,7 @@ def principal_attention(
     for step in range(1, iterations + 1):
         last = step == iterations
         residual = k if low is None or w is None else k - low + w
-        clipped = torch.clamp(residual, -threshold, threshold)
+        clipped = _Clip.apply(residual, threshold)
         keys = clipped if low is None or w is None else low + clipped - 2 * w
         new = symmetric_attention(keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
         if last:

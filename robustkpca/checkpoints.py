@@ -13,7 +13,7 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def save(path: Path, state: Mapping[str, Tensor], settings: ModelSettings, train
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, part, metadata)
+        part.write_bytes(serialize({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata))
         os.replace(part, path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None

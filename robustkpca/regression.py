@@ -11,7 +11,7 @@ import pandas as pd
 from robustkpca import stats
 from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run
-from robustkpca.spec import Cell
+from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell
 from robustkpca.tables import flagged
 
 HOLDS, REGRESSED, NOT_COMPARABLE = 0, 1, 2  # exit codes
@@ -93,6 +93,8 @@ def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], lis
     for key, what in (("n", "number of samples"), ("ids", "sample ids"), ("content", "image data")):
         if ours["data"][key] != theirs["data"][key]:
             reasons.append(f"other {what}: {ours['data'][key]} here, {theirs['data'][key]} in the baseline")
+    if OUT_OF_DISTRIBUTION in baseline.conditions:
+        reasons.append("ImageNet-O runs have no accuracy to compare; use `table --layout robustness`")
     here = {suite.name: suite for suite in run.suites}
     for suite in baseline.suites:
         if suite.name not in here:
