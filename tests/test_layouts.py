@@ -26,23 +26,21 @@ def run(noise_samples, tmp_path):
     return evaluate(models, noise_samples, suites, tmp_path / "run")
 
 
-def as_the_papers(run: Run, path, name="imagenet", n=50_000) -> Run:
-    """The run as if it had been made on the paper's data with the paper's models; figures are what they are."""
+@pytest.fixture
+def papers(run, tmp_path, monkeypatch) -> Run:
+    """The run as if it had been made on the paper's data, all of it, with the paper's models; figures are what they are."""
+    monkeypatch.setitem(layouts.PUBLISHED, "imagenet", ("imagenet-1k", run.n))
     request = json.loads(json.dumps(run.request))
     old = [m["label"] for m in request["models"]]
     new = ["SymViT-tiny", "RPC-SymViT-tiny (4iter/layer1)"]
     for model, label in zip(request["models"], new, strict=True):
         model["label"] = label
-    request["data"] |= {"name": name, "n": n, "conditions": [["clean", "", n]]}
+    request["data"]["name"] = "imagenet"
+    made = Run.start(tmp_path / "papers", request, run.manifest["environment"])
     rows = run.rows.assign(model=run.rows["model"].map(dict(zip(old, new, strict=True))))
-    repeats = -(-n // 30)
-    parts = [rows.assign(sample=rows["sample"] + f"-{i}") for i in range(repeats)]
-    made = Run.start(path, request, run.manifest["environment"])
-    whole = pd.concat(parts)
-    for (model, attack), part in whole.groupby(["model", "attack"], sort=False):
-        part = part.groupby("budget", sort=False).head(n)
+    for (model, attack), part in rows.groupby(["model", "attack"], sort=False):
         made.write_chunk(model, attack, 0, part)
-    return Run.open(path)
+    return Run.open(made.path)
 
 
 def test_attacks_are_the_highest_budget_recomputed(run):
@@ -60,34 +58,41 @@ def test_budgets_have_clean_first_and_once(run):
     assert list(layouts.budgets([run]).values().columns)[:3] == ["clean ↑", "fgsm 2/255 ↑", "fgsm 4/255 ↑"]
 
 
-def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(run, tmp_path):
-    whole = as_the_papers(run, tmp_path / "whole")
-    cells = layouts.attacks([whole]).texts(reference=True)
+def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(run, papers, monkeypatch):
+    cells = layouts.attacks([papers]).texts(reference=True)
     row = cells.loc["RPC-SymViT-tiny (4iter/layer1)"]
     assert row["fgsm-paper 6/255 top-1 ↑ paper"] == "26.62"
     measured = float(row["fgsm-paper 6/255 top-1 ↑"])
     assert row["fgsm-paper 6/255 top-1 ↑ difference"] == f"{measured - 26.62:+.2f}"
     assert row["fgsm 8/255 top-1 ↑ paper"] == ""  # another protocol
     assert row["fgsm 8/255 top-1 ↑ difference"] == ""
-    cells = layouts.robustness([whole]).texts(reference=True)
+    cells = layouts.robustness([papers]).texts(reference=True)
     assert cells["imagenet top-1 ↑ paper"].tolist() == ["70.44", "70.94"]
-    fewer = as_the_papers(run, tmp_path / "fewer", n=49_999)
-    assert set(layouts.robustness([fewer]).texts(reference=True)["imagenet top-1 ↑ paper"]) == {""}
     other = layouts.attacks([run]).texts(reference=True)
     assert set(other["fgsm-paper 6/255 top-1 ↑ paper"]) == {""}  # other data and models
+    monkeypatch.undo()  # the whole of ImageNet's val again: the run has fewer
+    assert set(layouts.robustness([papers]).texts(reference=True)["imagenet top-1 ↑ paper"]) == {""}
 
 
-def test_a_budget_that_is_not_the_papers_has_no_published_figure(run, tmp_path):
-    request = json.loads(json.dumps(as_the_papers(run, tmp_path / "a").request))
-    assert request["suites"][1]["threat"]["eps"][-1] == "6/255"
-    lower = variant(
-        as_the_papers(run, tmp_path / "b"),
-        tmp_path / "c",
-        request={"suites.1.threat.eps": ["1/255", "2/255", "3/255", "4/255", "5/255"]},
-        rows=as_the_papers(run, tmp_path / "d").rows.query("budget != '6/255'"),
-    )
-    cells = layouts.attacks([lower]).texts(reference=True)
-    assert set(cells["fgsm-paper 5/255 top-1 ↑ paper"]) == {""}
+def test_the_published_sets_are_whole():
+    assert layouts.PUBLISHED["imagenet"] == ("imagenet-1k", 50_000)
+    assert layouts.PUBLISHED["imagenet-c"][1] == 75 * 50_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"suites.1.threat.eps": ["1/255", "2/255", "3/255", "4/255", "5/255"]}, {"suites.1.threat.labels": "true"},
+     {"suites.1.protocol": "standard"}, {"suites.1.name": "fgsm-paper-2"}],
+)  # fmt: skip
+def test_other_parameters_have_no_published_figure(papers, tmp_path, change):
+    rows = papers.rows
+    if "suites.1.name" in change:
+        rows = rows.assign(attack=rows["attack"].replace("fgsm-paper", "fgsm-paper-2"))
+    if "suites.1.threat.eps" in change:
+        rows = rows.query("budget != '6/255'")
+    other = variant(papers, tmp_path / "other", request=change, rows=rows)
+    cells = layouts.attacks([other]).texts(reference=True)
+    assert all(set(cells[c]) == {""} for c in cells.columns if c.endswith("paper"))
 
 
 def column(head="a", higher=True, basis="x"):

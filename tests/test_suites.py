@@ -29,7 +29,8 @@ def quick(name, eps=None):
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_suite_runs_and_stays_in_its_threat_model(noise_samples, tmp_path, name):
-    run_ = evaluate([tiny()], noise_samples, [quick(name)], tmp_path / "run", batch_size=16)
+    samples = noise_samples.take(np.arange(6))
+    run_ = evaluate([tiny()], samples, [quick(name)], tmp_path / "run", batch_size=4)
     assert {s.text for s in run_.statuses} == {"complete"}
     assert (run_.rows["flags"] == "").all()
 
