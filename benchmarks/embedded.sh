@@ -4,4 +4,4 @@
 set -euo pipefail
 robustkpca eval --model symvit --model rpc-symvit --model rpc-symvit-2iter-all --model vit \
   --attack pgd --attack fgsm --attack pgd-paper --attack fgsm-paper --attack corruptions --seed 0 --device cpu --out "$1"
-robustkpca report "$1" --out reports/embedded.md
+

@@ -23,7 +23,7 @@ CLEAN = "clean"  # the attack column of unattacked predictions
 
 
 def parse_eps(value: str | float | Fraction) -> Fraction:
-    """A budget as people write it (`"8/255"`, `"0.03"`), exact. Decimals within 1e-6 of k/255 are that k/255."""
+    """A budget as people write it (`"8/255"`, `"0.03"`), exact. Decimals within 1e-6 of k/255, k >= 1, are that k/255."""
     try:
         number = Fraction(value if isinstance(value, Fraction) else str(value).replace(" ", ""))
     except (ValueError, ZeroDivisionError):
@@ -31,7 +31,7 @@ def parse_eps(value: str | float | Fraction) -> Fraction:
     if number < 0:
         raise SpecError(f"eps: expected 0 or more, got {value}")
     nearest = Fraction(round(number * 255), 255)
-    return nearest if abs(number - nearest) <= Fraction(1, 10**6) else number
+    return nearest if nearest and abs(number - nearest) <= Fraction(1, 10**6) else number
 
 
 def eps_text(eps: Fraction) -> str:
