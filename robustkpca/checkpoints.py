@@ -231,19 +231,21 @@ def _load_timm(
     if not known:
         close = timm.list_models(f"{name.split('_')[0]}*") or ["what timm.list_models() lists"]
         raise SpecError(unknown("timm model", name, close))
-    try:
-        network = _create_timm(name, checkpoint is None, img_size)
-    except Exception as error:  # timm and the hub raise what they like when weights cannot be had
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE"
-        ) from None
     notes: list[str] = []
     mean_std = None
-    if checkpoint is not None:
+    if checkpoint is None:
+        try:
+            network = _create_timm(name, img_size, pretrained=True)
+        except Exception as error:  # timm and the hub raise what they like when weights cannot be had
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(
+                f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE"
+            ) from None
+    else:
         file = read(Path(checkpoint), which)
         state, mean_std = dict(file.state), file.mean_std
         notes += file.notes
+        network = _create_timm(name, img_size, **_head(name, state))
         if img_size is not None and "pos_embed" in state and getattr(network, "pos_embed", None) is not None:
             notes += _fit_position_embeddings(network, state)
         _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
@@ -267,13 +269,22 @@ def _load_timm(
     return Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
 
 
-def _create_timm(name: str, pretrained: bool, img_size: int | None) -> Any:
+def _create_timm(name: str, img_size: int | None, **options: Any) -> Any:
     if img_size is not None:
         try:
-            return timm.create_model(name, pretrained=pretrained, img_size=img_size)
+            return timm.create_model(name, img_size=img_size, **options)
         except TypeError:
             pass  # a network without a fixed size takes any
-    return timm.create_model(name, pretrained=pretrained)
+    return timm.create_model(name, **options)
+
+
+def _head(name: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The number of classes of a file, read from its classifier; nothing where timm does not say which layer that is."""
+    config = timm.get_pretrained_cfg(name)
+    layer = config.classifier if config else None
+    layer = layer[0] if isinstance(layer, tuple | list) else layer
+    weight = state.get(f"{layer}.weight")
+    return {} if weight is None else {"num_classes": weight.shape[0]}
 
 
 def _fit_position_embeddings(network: Any, state: dict[str, Tensor]) -> list[str]:
@@ -325,7 +336,9 @@ def inspect(path: Path) -> list[tuple[str, str]]:
         )
     if file.args:
         named = ("model", "robust", "num_iter", "lambd", "layer", "input_size", "epochs")
-        facts.append(("arguments", ", ".join(f"{k}={file.args[k]}" for k in named if k in file.args)))
+        facts.append(
+            ("arguments", ", ".join(f"{k}={file.args[k]}" for k in named if k in file.args) or "none of the model's")
+        )
     try:
         settings = complete_settings(file, None, {}, None, (), "the file")
     except CheckpointError as error:
@@ -342,4 +355,9 @@ def inspect(path: Path) -> list[tuple[str, str]]:
         facts.append(
             ("rpc", f"iterations {settings.rpc.iterations}, lambda {settings.rpc.lam:g}, layers {settings.rpc.layers}")
         )
+    try:
+        _load_strictly(build_network(settings), file.state, "no")
+        facts.append(("fits", "yes, every parameter"))
+    except CheckpointError as error:
+        facts.append(("fits", str(error)))
     return facts

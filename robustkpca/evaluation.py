@@ -195,8 +195,8 @@ class Plan:
             labels = torch.from_numpy(samples.labels_for(classifier.settings))
             pending, kept = [], 0.0
             for chunk in chunk_ranges(len(samples), self.batch_size):
-                clean = run.chunk_path(model, CLEAN, chunk.start).exists()
-                ready = [job for job in jobs if run.chunk_path(model, job.label, chunk.start).exists()]
+                clean = run.has_chunk(model, CLEAN, chunk.start)
+                ready = [job for job in jobs if run.has_chunk(model, job.label, chunk.start)]
                 if clean and len(ready) == len(jobs):
                     kept += len(chunk) * (1 + sum(job.passes for job in jobs))
                 else:
@@ -209,9 +209,10 @@ class Plan:
                 ids = [samples.ids[i] for i in indices]
                 batch = _Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
                 first = indices[0]
-                path = run.chunk_path(model, CLEAN, first)
-                if path.exists():
-                    stored = pq.ParquetFile(path).read(["prediction"]).column(0).to_numpy()
+                if run.has_chunk(model, CLEAN, first):
+                    stored = (
+                        pq.ParquetFile(run.chunk_path(model, CLEAN, first)).read(["prediction"]).column(0).to_numpy()
+                    )
                     batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
                 else:
                     with run.timed(model, CLEAN, len(indices)):
@@ -219,7 +220,7 @@ class Plan:
                     run.write_chunk(model, CLEAN, first, rows)
                 advance(model, CLEAN, len(indices))
                 for job in jobs:
-                    if run.chunk_path(model, job.label, first).exists():
+                    if run.has_chunk(model, job.label, first):
                         continue
                     key = f"{model}\t{job.label}"
                     if key not in run.manifest["failures"]:

@@ -93,9 +93,9 @@ class Table:
         self, *, intervals: bool = False, significance: bool = False, reference: bool = False, bold: str = "{}"
     ) -> pd.DataFrame:
         """The table as text: fixed decimals, the best of a column in `bold`, on request with 95 % Wilson intervals, with marks of
-        significance against the first row, and with the paper's figures (an empty one stays empty)."""
+        significance against the first row, and with the paper's figures beside columns that have one (an empty one stays empty)."""
         marks = self.significance() if significance else {}
-        published = paper_figures() if reference else {}
+        published = self.published() if reference else {}
         columns: dict[str, list[str]] = {}
         for column, head in self.heads.items():
             best = self._best(column)
@@ -112,8 +112,8 @@ class Table:
                     text += f" ({100 * low:.1f}–{100 * high:.1f})"
                 own.append(text + marks.get((model, column), ""))
             columns[head] = own
-            if reference:
-                theirs = [published.get((column.key, paper_name(m))) if column.key else None for m in self.models]
+            theirs = [published.get((model, column)) for model in self.models]
+            if any(v is not None for v in theirs):
                 columns[f"{head} paper"] = ["" if v is None else f"{v:.{column.decimals}f}" for v in theirs]
                 measured = [self.entries.get((m, column), Entry(None)).value for m in self.models]
                 columns[f"{head} difference"] = [
@@ -121,6 +121,12 @@ class Table:
                     for a, b in zip(measured, theirs, strict=True)
                 ]
         return pd.DataFrame(columns, index=pd.Index(self.models, name="model"), dtype=object)
+
+    def published(self) -> dict[tuple[str, Column], float]:
+        """The paper's figures for cells of this table, where there are any."""
+        figures = paper_figures()
+        found = {(m, c): figures.get((c.key, paper_name(m))) for m, c in self.entries if c.key}
+        return {cell: value for cell, value in found.items() if value is not None}
 
     def _best(self, column: Column) -> str | None:
         """The best figure as it is printed, where there are at least two to choose from."""

@@ -75,7 +75,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far one cell of one model came. `reason` says why it failed, else ""."""
+    """How far one cell of one model came. `reason` says why it has no figure, else ""."""
 
     model: str
     cell: Cell
@@ -85,9 +85,9 @@ class CellStatus:
 
     @property
     def text(self) -> str:
-        """`complete`, `not run`, `incomplete 300/1000`, `missing from the data`, or `failed: reason`."""
+        """`complete`, `not run`, `incomplete 300/1000`, `missing from the data`, `failed: ...` or `invalid: ...`."""
         if self.reason:
-            return f"failed: {self.reason}"
+            return self.reason
         if not self.of:
             return "missing from the data"
         if self.rows == self.of:
@@ -186,6 +186,14 @@ class Run:
         """Where the rows of the chunk that begins at sample number `first` lie."""
         return self.path / "rows" / str(self.models.index(model)) / attack.replace("/", "+") / f"{first:07d}.parquet"
 
+    def has_chunk(self, model: str, attack: str, first: int) -> bool:
+        """Whether the chunk is there and whole; a torn file (a disk that was full, a copy that broke off) counts as not there."""
+        try:
+            pq.read_metadata(self.chunk_path(model, attack, first))
+        except (OSError, pa.ArrowException):
+            return False
+        return True
+
     def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
         target = self.chunk_path(model, attack, first)
@@ -221,7 +229,7 @@ class Run:
                 frame = pq.ParquetFile(self.path).read().to_pandas()
             else:
                 files = sorted((self.path / "rows").glob("*/*/*.parquet"))
-                tables = [pq.ParquetFile(file).read() for file in files]
+                tables = [_read_table(file) for file in files]
                 frame = pa.concat_tables(tables or [SCHEMA.empty_table()]).to_pandas()
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"run {self.path}: rows cannot be read, torn? ({error})") from None
@@ -250,12 +258,25 @@ class Run:
     def status(self, model: str, cell: Cell) -> CellStatus:
         failures = self.manifest["failures"]  # of one attack, or of the whole model
         reason = failures.get(f"{model}\t{cell.attack}", "") or failures.get(f"{model}\t{CLEAN}", "")
-        of = self.conditions.get(cell, self.n)
-        return CellStatus(model, cell, len(self.cell_rows(model, cell)), of, reason)
+        rows = self.cell_rows(model, cell)
+        flagged = rows.loc[rows["flags"] != "", "flags"]
+        if reason:
+            reason = f"failed: {reason}"
+        elif len(flagged):
+            names = sorted({name for flags in flagged for name in flags.split(",")})
+            reason = f"invalid: {len(flagged)} of {len(rows)} rows: {', '.join(FLAGS.get(n, n) for n in names)}"
+        return CellStatus(model, cell, len(rows), self.conditions.get(cell, self.n), reason)
 
     @property
     def statuses(self) -> list[CellStatus]:
         return [self.status(model, cell) for model in self.models for cell in self.cells]
+
+
+def _read_table(file: Path) -> pa.Table:
+    try:
+        return pq.ParquetFile(file).read()
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"rows {file}: torn ({error}); the command that made the run makes them again") from None
 
 
 def _write_whole(path: Path, write: Any) -> None:

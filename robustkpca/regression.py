@@ -12,7 +12,6 @@ from robustkpca import stats
 from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run
 from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell
-from robustkpca.tables import flagged
 
 HOLDS, REGRESSED, NOT_COMPARABLE = 0, 1, 2  # exit codes
 SUSPICIOUS = 20.0  # points; a gain that calls for a second look
@@ -126,7 +125,7 @@ def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], lis
 
 
 def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
-    """Why figures of a run must not be believed: cells that are not complete, flagged rows, rows without a value."""
+    """Why figures of a run must not be believed: cells that are not complete or hold flagged rows, rows without a value."""
     models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
     found = []
     for model in models:
@@ -134,10 +133,6 @@ def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] 
         found += [f"{model}, {_name(s.cell.attack, s.cell.budget)}: {s.text}" for s in broken[:3]]
         if len(broken) > 3:
             found.append(f"and {len(broken) - 3} more cells of {model}")
-    wanted = {(cell.attack, cell.budget) for cell in cells}
-    for row in flagged(run).itertuples():
-        if row.model in models and (row.attack, row.budget) in wanted:
-            found.append(f"{row.rows} rows of {row.model}, {_name(row.attack, row.budget)}: {row.meaning}")
     if run.rows[["correct", "label", "prediction"]].isna().any(axis=None):
         found.append("rows without a value")
     return found

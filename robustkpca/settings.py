@@ -40,7 +40,8 @@ class Frozen(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the whole"
-            got = "" if first["type"] == "missing" else f" (got {first['input']!r})"
+            shown = repr(first["input"])
+            got = "" if first["type"] == "missing" or len(shown) > 80 else f" (got {shown})"
             text = first["msg"].removeprefix("Value error, ")
             more = f" And {error.error_count() - 1} more." if error.error_count() > 1 else ""
             raise SpecError(f"{what}: {where}: {text}{got}.{more}") from None
@@ -145,12 +146,16 @@ class ModelSettings(Frozen):
                 raise ValueError(f"no class list {self.classes!r} with {self.num_classes} names")
         elif self.classes and len(self.classes) != self.num_classes:
             raise ValueError(f"expected {self.num_classes} class names, got {len(self.classes)}")
+        elif twice := {name for name in self.classes if self.classes.count(name) > 1}:
+            raise ValueError(f"class names must differ, given more than once: {', '.join(sorted(twice)[:3])}")
         if self.family.startswith(("timm:", "hf-hub:")):
             return self
         if self.family not in FAMILIES:
             raise ValueError(unknown("model", self.family, FAMILIES))
         if None in (self.patch_size, self.width, self.depth, self.heads):
             raise ValueError("expected patch_size, width, depth and heads")
+        if self.width and self.heads and self.width % self.heads:
+            raise ValueError(f"expected heads that divide the width {self.width}, got {self.heads}")
         if self.family == "rpc-symvit" and self.rpc is None:
             raise ValueError("expected rpc settings: iterations, lambda and layers")
         if self.family != "rpc-symvit" and self.rpc is not None:

@@ -306,6 +306,6 @@ def markdown(cells: pd.DataFrame) -> str:
 
 def escape(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
-    for mark in "\\`*_{}<>[]|#~":
+    for mark in "\\`*_{}<>[]|#~$":
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

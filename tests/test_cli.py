@@ -181,7 +181,10 @@ EVAL = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", 
         ((*EVAL, "--attack", "none.toml"), "No such file"),
         (("report", "none", "--out", "r.md"), "expected a run folder"),
         (("report", "run", "--out", "r.txt"), "ending in .md"),
-        (("check", "run", "--baseline", "none"), "expected a run folder"),
+        (("check", "run", "--baseline", "none"), "nothing there; `--update-baseline` makes one"),
+        (("check", "none", "--baseline", "run"), "expected a run folder"),
+        (("eval", "--model", "symvit", "--checkpoint", "plain.pth", "--heads", "5", "--attack", "pgd"), "divide the width 16, got 5"),
+
         (("check", "run", "--baseline", "run", "--tolerance", "nan"), "--tolerance"),
         (("check", "run", "--baseline", "run", "--update-baseline"), "end in .parquet"),
         (("train", "--model", "rpc-symvit", "--data", "digits", "--out", "x.safetensors"), "--iterations and --lambda"),
@@ -313,7 +316,7 @@ def test_bench_runs_resumes_and_writes_its_table(place):
     assert done.returncode == 0, done.stderr
     text = (place / "bench" / "paper-attacks.md").read_text()
     assert "(1iter/layer1)" in text.replace("\\", "")
-    assert "pgd-paper 6/255 top-1 ↑ paper" in text
+    assert "No figure here has a published counterpart" in text
     assert (place / "bench" / "paper-attacks.tex").is_file()
     before = {p: p.stat().st_mtime_ns for p in (place / "bench").rglob("*.parquet")}
     assert call(*arguments, cwd=place).returncode == 0
@@ -327,12 +330,53 @@ def test_bench_runs_resumes_and_writes_its_table(place):
     assert (wrong.returncode, "number 1: lambda" in wrong.stderr) == (2, True)
 
 
+def test_odd_paths_are_printed_as_they_are(place):
+    done = call(
+        "eval",
+        "--checkpoint",
+        "sym.safetensors",
+        "--data",
+        "folder:pictures",
+        "--attack",
+        "clean",
+        "--out",
+        "[/b] [red]x",
+        cwd=place,
+    )
+    assert (done.returncode, "[/b] [red]x" in done.stdout) == (0, True)
+    (place / "[/bold].pth").write_bytes(b"PK")
+    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint", "[/bold].pth",
+                "--data", "folder:pictures", "--attack", "fgsm", "--out", "odd", cwd=place)  # fmt: skip
+    assert done.returncode == 1
+    shown = call("table", "odd", "--layout", "budgets", cwd=place)
+    assert shown.returncode == 0
+    assert "[/bold]" in shown.stdout.replace("\n", "")
+
+
+def test_a_torn_chunk_is_made_again(place):
+    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "fgsm", "--batch-size", "7",
+                 "--out", "mended")  # fmt: skip
+    assert call(*arguments, cwd=place).returncode == 0
+    before = Run.open(place / "mended").rows
+    file = Run.open(place / "mended").chunk_path(before["model"][0], "fgsm", 7)
+    file.write_bytes(file.read_bytes()[:500])
+    torn = call("report", "mended", "--out", "m.md", cwd=place)
+    assert (torn.returncode, "0000007.parquet: torn" in torn.stderr) == (2, True)
+    assert call(*arguments, cwd=place).returncode == 0
+    assert Run.open(place / "mended").rows.equals(before)
+
+
+def test_a_negative_seed_is_a_usage_error(place):
+    done = call(*EVAL, "--seed", "-1", cwd=place)
+    assert (done.returncode, "--seed" in done.stderr) == (2, True)
+
+
 def test_lists(place):
     text = call("models").stdout
     for name in ("rpc-symvit-2iter-all", "RPC-SymViT-micro (6iter/layer1)", "symvit-base", "timm:NAME"):
         assert name in text
     text = call("attacks").stdout
-    for name in ("pgd-paper", "fgsm", "corruptions", "normalised space, not clipped"):
+    for name in ("clean", "pgd-paper", "fgsm", "corruptions", "normalised space, not clipped"):
         assert name in text
     text = call("datasets").stdout
     for name in ("fashion-mnist", "MIT licence", "digits", "folder"):

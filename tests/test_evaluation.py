@@ -140,6 +140,9 @@ def test_logits_that_are_not_finite_are_wrong_and_flagged(noise_samples, tmp_pat
     assert ((clean["flags"] == "non_finite").to_numpy() == broken).all()
     assert (clean["prediction"][broken] == -1).all()
     assert not clean["correct"][broken].any()
+    table = accuracy_table(run)
+    assert table["accuracy"].isna().all()  # a figure that rests on such rows is no figure
+    assert table["status"].str.contains(f"invalid: {broken.sum()} of 30 rows: the model's logits were not finite").all()
 
 
 def test_an_attack_that_breaks_is_failed_and_costs_nothing_else(noise_samples, tmp_path, monkeypatch):

@@ -64,14 +64,13 @@ def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(r
     assert row["fgsm-paper 6/255 top-1 ↑ paper"] == "26.62"
     measured = float(row["fgsm-paper 6/255 top-1 ↑"])
     assert row["fgsm-paper 6/255 top-1 ↑ difference"] == f"{measured - 26.62:+.2f}"
-    assert row["fgsm 8/255 top-1 ↑ paper"] == ""  # another protocol
-    assert row["fgsm 8/255 top-1 ↑ difference"] == ""
+    assert "fgsm 8/255 top-1 ↑ paper" not in cells  # another protocol
     cells = layouts.robustness([papers]).texts(reference=True)
     assert cells["imagenet top-1 ↑ paper"].tolist() == ["70.44", "70.94"]
     other = layouts.attacks([run]).texts(reference=True)
-    assert set(other["fgsm-paper 6/255 top-1 ↑ paper"]) == {""}  # other data and models
+    assert not [c for c in other.columns if c.endswith("paper")]  # other data and models
     monkeypatch.undo()  # the whole of ImageNet's val again: the run has fewer
-    assert set(layouts.robustness([papers]).texts(reference=True)["imagenet top-1 ↑ paper"]) == {""}
+    assert not layouts.robustness([papers]).published()
 
 
 def test_the_published_sets_are_whole():
@@ -92,7 +91,7 @@ def test_other_parameters_have_no_published_figure(papers, tmp_path, change):
         rows = rows.query("budget != '6/255'")
     other = variant(papers, tmp_path / "other", request=change, rows=rows)
     cells = layouts.attacks([other]).texts(reference=True)
-    assert all(set(cells[c]) == {""} for c in cells.columns if c.endswith("paper"))
+    assert not [c for c in cells.columns if c.endswith("paper")]
 
 
 def column(head="a", higher=True, basis="x"):
@@ -166,7 +165,7 @@ def test_html_and_latex_escape():
     table = Table("<b>&_%")
     table.add("a&b_c%<i>", column("x<y"), Entry(1.0))
     assert "a&amp;b_c%&lt;i&gt;" in render(table, "html")
-    assert r"a\&b\_c\%<i>" in render(table, "latex")
+    assert r"a\&b\_c\%\textless{}i\textgreater{}" in render(table, "latex")
 
 
 def test_a_layout_without_figures_says_so(run):

@@ -9,7 +9,8 @@ from robustkpca.spec import Suite, eps_text, load_suite, parse_eps, suite_names
 @pytest.mark.parametrize(
     ("text", "value"),
     [("8/255", Fraction(8, 255)), ("0.0313725", Fraction(8, 255)), ("0.03137254901960784", Fraction(8, 255)),
-     ("0", Fraction(0)), ("0.0314", Fraction(157, 5000)), (" 8 / 255 ", Fraction(8, 255)), ("1.0", Fraction(1))],
+     ("0", Fraction(0)), ("0.0314", Fraction(157, 5000)), (" 8 / 255 ", Fraction(8, 255)), ("1.0", Fraction(1)),
+     ("1e-9", Fraction(1, 10**9)), ("0.0039215", Fraction(1, 255))],
 )  # fmt: skip
 def test_eps_is_exact_and_k_255_has_one_form(text, value):
     assert parse_eps(text) == value

@@ -176,6 +176,19 @@ def test_a_timm_model_takes_another_size_or_says_no(tmp_path):
         load_classifier("timm:resnet10t", tmp_path / "m.pth", img_size=64)
 
 
+def test_a_timm_model_with_another_number_of_classes(tmp_path):
+    for name in ("test_vit", "resnet10t", "deit_tiny_distilled_patch16_224"):
+        torch.save(timm.create_model(name, num_classes=7).state_dict(), tmp_path / "m.pth")
+        loaded = load_classifier(f"timm:{name}", tmp_path / "m.pth", classes=tuple("abcdefg"))
+        assert (loaded.settings.num_classes, loaded.settings.classes) == (7, tuple("abcdefg"))
+
+
+def test_names_given_twice_are_refused(tmp_path):
+    torch.save(tiny().network.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(SpecError, match="given more than once: c8"):
+        load_classifier("symvit", tmp_path / "m.pth", heads=2, classes=(*(f"c{i}" for i in range(9)), "c8"))
+
+
 def test_distilled_models(tmp_path):
     network = timm.create_model("deit_tiny_distilled_patch16_224").eval()
     torch.save({"model": network.state_dict()}, tmp_path / "m.pth")
@@ -213,10 +226,13 @@ def test_inspect_says_what_a_file_is(tmp_path):
     facts = dict(inspect(tmp_path / "m.pth"))
     assert facts["entries"] == "model, optimizer"
     assert "same parameters" in facts["model"]
+    torch.save(timm.create_model("deit_tiny_distilled_patch16_224").state_dict(), tmp_path / "distilled.pth")
+    assert "3 unexpected (dist_token" in dict(inspect(tmp_path / "distilled.pth"))["fits"]
     checkpoints.save(tmp_path / "ours.safetensors", tiny("vit").network.state_dict(), tiny_settings("vit"), {"seed": 3})
     facts = dict(inspect(tmp_path / "ours.safetensors"))
     assert facts["model"] == "ViT-w16d2h2"
     assert facts["training"] == '{"seed": 3}'
+    assert facts["fits"] == "yes, every parameter"
     (tmp_path / "torn.pth").write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match="torn"):
         inspect(tmp_path / "torn.pth")

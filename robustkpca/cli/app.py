@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from rich.progress import Progress
+    from rich.text import Text
 
     from robustkpca.outcomes import Run
 
@@ -35,7 +36,7 @@ def main() -> None:
     try:
         app()
     except RobustKPCAError as error:
-        err.print(f"[red]error:[/red] {type(error).__name__}: ", end="")
+        err.print(f"[red]error:[/red] {type(error).__name__}: ", end="", highlight=False)
         err.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
@@ -54,7 +55,7 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 Lambda = Annotated[float | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part.")]
 Layers = Annotated[str | None, typer.Option(help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random draw.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -103,7 +104,7 @@ def _two_lines(cell: str) -> str:
     return f"{figure}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
 
 
-def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str], *, markup: bool = False) -> None:
+def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -113,11 +114,25 @@ def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str], *, markup
         shown.add_column(Text(str(head)), justify="right", overflow="fold")
     for name, row in cells.iterrows():
         lines = [_two_lines(str(cell)) for cell in row]
-        shown.add_row(Text(str(name)), *(Text.from_markup(line) if markup else Text(line) for line in lines))
+        shown.add_row(Text(str(name)), *map(_styled, lines))
     out.print(shown)
     for note in notes:
         out.print(note, style="dim", markup=False, highlight=False)
     out.print()
+
+
+BOLD = "\ue000{}\ue001"  # how a table's text marks its best figures, for `print_table`
+
+
+def _styled(line: str) -> Text:
+    """Text whose parts between the marks of BOLD are bold; nothing else in it is read as markup."""
+    from rich.text import Text
+
+    on, off = BOLD.split("{}")
+    text = Text()
+    for number, part in enumerate(line.replace(off, on).split(on)):
+        text.append(part, style="bold" if number % 2 else "")
+    return text
 
 
 def show_run(run: Run) -> bool:
@@ -132,8 +147,4 @@ def show_run(run: Run) -> bool:
             healthy = False
             cell = f"{status.cell.attack} {status.cell.budget}".strip()
             err.print(f"no figure: {status.model}, {cell}: {status.text}", style="red", markup=False, highlight=False)
-    for row in tables.flagged(run).itertuples():
-        healthy = False
-        text = f"error finding: {row.rows} rows of {row.model}, {row.attack} {row.budget}: {row.meaning}"
-        err.print(text, style="red", markup=False, highlight=False)
     return healthy

@@ -40,8 +40,9 @@ def models(
 @app.command()
 def attacks() -> None:
     """List the attack suites."""
-    from robustkpca.spec import load_suite, suite_names
+    from robustkpca.spec import CLEAN, load_suite, suite_names
 
+    _line(CLEAN, "no attack: top-1 and top-5 on the images as they are")
     for name in suite_names():
         suite = load_suite(name)
         _line(name, f"{suite.title}: {suite.describe()}")

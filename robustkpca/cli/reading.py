@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from robustkpca.cli.app import app, err, out, print_table
+from robustkpca.cli.app import BOLD, app, err, out, print_table
 from robustkpca.errors import RunError, SpecError
 
 
@@ -27,24 +27,25 @@ def table(
     from robustkpca import layouts
     from robustkpca.errors import unknown
     from robustkpca.outcomes import Run
-    from robustkpca.render import render
+    from robustkpca.render import notes, render
 
     if layout not in layouts.LAYOUTS:
         raise SpecError(unknown("layout", layout, layouts.LAYOUTS))
     found = layouts.LAYOUTS[layout]([Run.open(path) for path in runs])
     options = {"intervals": intervals, "significance": significance, "reference": reference}
     if form == "rich" and out_file is None:
-        print_table(found.title, found.texts(bold="[b]{}[/b]", **options), found.notes, markup=True)
+        print_table(found.title, found.texts(bold=BOLD, **options), notes(found, **options))
         return
     text = render(found, "markdown" if form == "rich" else form, **options)
     if out_file is None:
         print(text, end="")
         return
     try:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
         out_file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write {out_file}: {error.strerror or error}") from None
-    out.print(f"wrote {out_file}", highlight=False, soft_wrap=True)
+    out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -59,7 +60,7 @@ def report(
     if out_file.suffix != ".md":
         raise SpecError(f"--out: expected a file ending in .md, got {out_file}")
     for file in reporting.write([Run.open(path) for path in runs], out_file):
-        out.print(f"wrote {file}", highlight=False, soft_wrap=True)
+        out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -77,13 +78,15 @@ def check(
     from robustkpca.outcomes import Run
 
     now = Run.open(run)
+    if not update_baseline and not baseline.exists():
+        raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
     if update_baseline:
         if baseline.suffix != ".parquet":
             raise SpecError(f"--update-baseline: expected --baseline to end in .parquet, got {baseline}")
         if faults := regression.faults(now):
             raise RunError(f"--update-baseline: {run} is no baseline: {'; '.join(faults)}")
         now.export(baseline)
-        out.print(f"wrote {baseline}", highlight=False, soft_wrap=True)
+        out.print(f"wrote {baseline}", markup=False, highlight=False, soft_wrap=True)
         return
     verdict = regression.check(now, Run.open(baseline), tolerance=tolerance, alpha=alpha)
     for note in verdict.notes:

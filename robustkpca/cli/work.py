@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robustkpca.cli.app import (
+    BOLD,
     Device,
     Lambda,
     Layers,
@@ -119,11 +120,18 @@ def evaluate(
     except KeyboardInterrupt:
         kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
         err.print(
-            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there", soft_wrap=True
+            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there",
+            markup=False,
+            soft_wrap=True,
         )
         sys.exit(130)
     healthy = show_run(run)
-    out.print(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)", highlight=False, soft_wrap=True)
+    out.print(
+        f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     if not healthy:
         raise typer.Exit(1)
 
@@ -235,7 +243,7 @@ def bench(
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments, layouts
-    from robustkpca.render import render
+    from robustkpca.render import notes, render
 
     plan = experiments.load_experiment(experiment)
     entries = experiments.load_models(models_file)
@@ -258,11 +266,11 @@ def bench(
         )
     found = layouts.LAYOUTS[plan.layout](runs)
     found.title = plan.title
-    print_table(found.title, found.texts(bold="[b]{}[/b]", reference=reference), found.notes, markup=True)
+    print_table(found.title, found.texts(bold=BOLD, reference=reference), notes(found, reference=reference))
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
         file = out_dir / f"{plan.name}.{suffix}"
         file.write_text(render(found, form, reference=reference), encoding="utf-8")
-        out.print(f"wrote {file}", highlight=False, soft_wrap=True)
+        out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
     if any(status.text != "complete" for run in runs for status in run.statuses):
         raise typer.Exit(1)
 
@@ -322,4 +330,4 @@ def train(
             on_epoch=on_epoch,
             on_step=lambda step, total: progress.update(bar, completed=step, total=total),
         )
-    out.print(f"wrote {out_file}", highlight=False)
+    out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
