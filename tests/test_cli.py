@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -223,7 +224,8 @@ def test_a_torn_picture_stops_with_its_path_and_keeps_what_is_done(place):
 
 def test_ctrl_c_keeps_whole_chunks_and_says_how_to_go_on(place):
     arguments = ("eval", *BOTH, "--attack", "pgd", "--steps", "400", "--batch-size", "2", "--out", "cut")
-    process = start(*arguments, cwd=place)
+    # A shell that started the tests in the background had their Ctrl-C ignored: not so here.
+    process = start(*arguments, cwd=place, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     deadline = time.monotonic() + 120
     while len(list((place / "cut").rglob("*.parquet"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -393,11 +395,12 @@ def test_version_and_module(place):
 
 
 def test_help_is_instant_and_complete():
-    times = []
-    for _ in range(3):
-        begin = time.monotonic()
+    times = []  # of the processor: a busy machine must not fail this
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         said, _ = start("--help").communicate(timeout=60)
-        times.append(time.monotonic() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     names = ("eval", "bench", "table", "report", "check", "train", "models", "attacks", "datasets")
     assert all(name in said for name in names)
     loaded = subprocess.run(

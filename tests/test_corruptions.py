@@ -99,7 +99,7 @@ def test_names_are_the_published_ones() -> None:
     assert set(EXTRA_CORRUPTIONS) == {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
     assert not set(CORRUPTIONS) & set(EXTRA_CORRUPTIONS)
     assert tuple(corruptions._FUNCTIONS) == ALL
-    assert set(corruptions.__all__) == {"CORRUPTIONS", "EXTRA_CORRUPTIONS", "corrupt"}
+    assert set(corruptions.__all__) == {"CORRUPTIONS", "EXTRA_CORRUPTIONS", "SMALLEST", "corrupt"}
 
 
 # --- what holds for all of them
