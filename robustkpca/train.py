@@ -38,7 +38,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "fashion-mnist": Recipe(epochs=8, batch_size=50, lr=2e-3, patch_size=4, flip=True),
-    "digits": Recipe(epochs=50, batch_size=32, lr=3e-3, patch_size=2),
+    "digits": Recipe(epochs=50, batch_size=32, lr=3e-3, patch_size=2, label_smoothing=0.0),
     "folder": Recipe(epochs=30, batch_size=64, lr=1e-3, patch_size=4, crop_padding=2, flip=True),
 }
 
