@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -17,7 +15,7 @@ from robustkpca.evaluation import Plan, Progress
 from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run
 from robustkpca.settings import Frozen
-from robustkpca.spec import load_suite
+from robustkpca.spec import data_folder, load_suite, read_toml
 
 
 class Part(Frozen):
@@ -60,9 +58,7 @@ class ModelEntry(Frozen):
 
 
 def _folder() -> Path:
-    here = Path(__file__).resolve().parent
-    packed = here / "_experiments"
-    return packed if packed.is_dir() else here.parent / "benchmarks"
+    return data_folder("_experiments", "benchmarks")
 
 
 def experiment_names() -> list[str]:
@@ -75,7 +71,7 @@ def load_experiment(name: str) -> Experiment:
     if not name.endswith(".toml") and name not in experiment_names():
         raise SpecError(unknown("experiment", name, experiment_names()) + ", or a path ending in .toml")
     path = Path(name) if name.endswith(".toml") else _folder() / f"{name}.toml"
-    found: Experiment = Experiment.parse(_toml(path), f"experiment {path.name}")
+    found: Experiment = Experiment.parse(read_toml(path, "experiment"), f"experiment {path.name}")
     if found.layout not in layouts.LAYOUTS:
         raise SpecError(f"experiment {path.name}: {unknown('layout', found.layout, layouts.LAYOUTS)}")
     return found
@@ -83,19 +79,10 @@ def load_experiment(name: str) -> Experiment:
 
 def load_models(path: Path) -> list[ModelEntry]:
     """A TOML file of [[model]] tables."""
-    data = _toml(path)
+    data = read_toml(path, "models")
     if set(data) != {"model"} or not isinstance(data["model"], list) or not data["model"]:
         raise SpecError(f"models {path}: expected [[model]] tables, got {', '.join(data) or 'nothing'}")
     return [ModelEntry.parse(entry, f"models {path}, number {i}") for i, entry in enumerate(data["model"], start=1)]
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not TOML ({error})") from None
 
 
 def run(

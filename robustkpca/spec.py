@@ -215,10 +215,24 @@ class Suite(Frozen):
         return Suite.parse({**self.model_dump(), **fields}, f"suite {self.name}")
 
 
-def _suite_folder() -> Path:
+def data_folder(packed: str, source: str) -> Path:
+    """Data files of the package: `packed` inside a wheel, `source` at the top of a checkout."""
     here = Path(__file__).resolve().parent
-    packed = here / "_suites"
-    return packed if packed.is_dir() else here.parent / "attacks"
+    return here / packed if (here / packed).is_dir() else here.parent / source
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file, with one line that names it when it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{what} {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{what} {path}: not TOML ({error})") from None
+
+
+def _suite_folder() -> Path:
+    return data_folder("_suites", "attacks")
 
 
 def suite_names() -> list[str]:
@@ -242,13 +256,7 @@ def load_suite(name: str, protocol: Literal["standard", "paper"] | None = None) 
 
 
 def _read_suite(path: Path) -> Suite:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"suite {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"suite {path}: not TOML ({error})") from None
-    suite = Suite.parse(data, f"suite {path.name}")
+    suite = Suite.parse(read_toml(path, "suite"), f"suite {path.name}")
     if suite.name != path.stem:
         raise SpecError(f"suite {path}: its name is {suite.name!r}, expected the file's, {path.stem!r}")
     return suite

@@ -220,7 +220,7 @@ def run(
 ) -> dict[str, Any]:
     """Train `model` on `samples` and write a checkpoint that needs nothing else to `out` (safetensors)."""
     kind = samples.name.partition(":")[0]
-    recipe = replace(recipe or RECIPES[kind], **(overrides or {}))
+    recipe = replace(recipe or RECIPES.get(kind, RECIPES["folder"]), **(overrides or {}))
     images = load_pixels(samples, img_size)
     settings = settings_for(model, samples, images, recipe, rpc)
     labels = torch.from_numpy(np.ascontiguousarray(samples.labels))
