@@ -7,7 +7,8 @@ The functions are pure and take any float dtype and device; the modules hold the
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,15 @@ def symmetric_attention(
     return F.scaled_dot_product_attention(k, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout)
 
 
+# clamp(x, -t, t) = x - S with the gradient of `principal_attention`'s modes.
+Gradient = Literal["full", "constant-sparse", "straight-through"]
+_CLIPS: dict[Gradient, Callable[[Tensor, Tensor], Tensor]] = {
+    "full": _Clip.apply,
+    "constant-sparse": lambda x, t: x + (torch.clamp(x, -t, t) - x).detach(),
+    "straight-through": lambda x, t: torch.clamp(x, -t, t).detach(),
+}
+
+
 def penalty(k: Tensor) -> Tensor:
     """mu = N C / (4 ||K||_1), one per image and head; C = H D is the model width. (B, H, N, D) -> (B, H, 1, 1).
 
@@ -92,6 +102,7 @@ def principal_attention(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout: float = 0.0,
+    gradient: Gradient = "full",
 ) -> Tensor:
     """RPC-Attention: n iterations of principal attention pursuit on the keys (algorithm PAP of the paper).
 
@@ -101,8 +112,10 @@ def principal_attention(
     K - S - w = L + c - 2 w, the update w + K - L' - S is L - L' + c, and S itself is never formed. Gradients flow through
     every iteration, mu included.
 
-    k, v: (B, H, N, D), any float dtype. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only.
-    Returns L after the last iteration, (B, H, N, D).
+    k, v: (B, H, N, D), any float dtype. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only. `gradient` changes the
+    backward pass alone, for attacks: `constant-sparse` holds S and mu constant (dS = 0), `straight-through` gives the soft threshold the
+    derivative of the identity (dS = d(K - L + w); BPDA, Athalye et al. 2018, arXiv 1802.00420). The true derivative of the threshold
+    is 0 where it is not passed and 1 where it is. Returns L after the last iteration, (B, H, N, D).
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
@@ -112,7 +125,7 @@ def principal_attention(
     for step in range(1, iterations + 1):
         last = step == iterations
         residual = k if low is None or w is None else k - low + w
-        clipped = _Clip.apply(residual, threshold)
+        clipped = _CLIPS[gradient](residual, threshold)
         keys = clipped if low is None or w is None else low + clipped - 2 * w
         new = symmetric_attention(keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
         if last:

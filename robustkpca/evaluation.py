@@ -5,14 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -21,10 +17,9 @@ from robustkpca.datasets import Chunks, Samples, class_names
 from robustkpca.errors import DataError, RobustKPCAError, SpecError, unknown
 from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run, chunk_ranges
-from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, ThreatModel, parse_eps
+from robustkpca.scoring import Batch, jobs_of
+from robustkpca.spec import CLEAN, Suite
 
-TOLERANCE = 1e-6  # of budgets and of the pixel range, as float32 rounding exceeds them by some 1e-8
-TOP_K = 5
 KNOWN_CORRUPTIONS = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 
 
@@ -36,23 +31,6 @@ class Progress:
     attack: str
     done: float
     total: float
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One attack or corruption on one model: the row label, its suite, and what it stands for."""
-
-    label: str
-    suite: Suite
-    what: AttackSpec | str
-
-    @property
-    def passes(self) -> float:
-        """Forward and backward passes a sample, over all budgets."""
-        if isinstance(self.what, str):
-            return 2.0 * len(self.suite.budgets)  # making a corruption costs about a forward pass of a small model
-        live = sum(eps > 0 for eps in self.suite.threat.budgets) if self.suite.threat else 0
-        return len(self.suite.budgets) + methods.passes(self.what) * live
 
 
 def _unique_labels(models: Sequence[Classifier | Unusable]) -> list[str]:
@@ -102,6 +80,7 @@ class Plan:
         self.full_argmax = full_argmax
         self._check(models)
         self.models = [self._narrowed(m) if isinstance(m, Classifier) else m for m in models]
+        self.suites = [self._possible(suite) for suite in self.suites]
         self.labels = _unique_labels(models)
         self.request = self._request()
 
@@ -131,6 +110,18 @@ class Plan:
                 raise SpecError(
                     f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
                 )
+
+    def _possible(self, suite: Suite) -> Suite:
+        """The suite less the attacks that need more classes than a model has, for all models alike."""
+        fewest = min((m for m in self.models if isinstance(m, Classifier)), key=lambda m: m.settings.num_classes)
+        classes = fewest.settings.num_classes
+        needs = {a.name: methods.least_classes(a) for a in suite.attack if methods.least_classes(a) > classes}
+        if not needs:
+            return suite
+        why = f"{max(needs.values())} classes are needed, {fewest.title} has {classes}"
+        if len(needs) == len(suite.attack):
+            raise SpecError(f"suite {suite.name}: {why}")
+        return suite.without(list(needs), why)
 
     def _narrowed(self, classifier: Classifier) -> Classifier:
         """The classifier answering among the classes that the data set's protocol allows."""
@@ -176,7 +167,7 @@ class Plan:
         run = Run.start(Path(out), self.request, environment() | {"ignored": samples.ignored})
         run.manifest["failures"] = {}  # what failed before is tried again
         run.save_manifest()
-        jobs = [_Job(label, suite, what) for suite in self.suites for label, what in suite.attacks.items()]
+        jobs = jobs_of(self.suites)
         total = (
             sum(isinstance(m, Classifier) for m in self.models) * len(samples) * (1 + sum(job.passes for job in jobs))
         )
@@ -207,12 +198,10 @@ class Plan:
             for images, indices in _load(samples, classifier, pending, workers):
                 chunk_labels = labels[indices].to(classifier.device)
                 ids = [samples.ids[i] for i in indices]
-                batch = _Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
+                batch = Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
                 first = indices[0]
                 if run.has_chunk(model, CLEAN, first):
-                    stored = (
-                        pq.ParquetFile(run.chunk_path(model, CLEAN, first)).read(["prediction"]).column(0).to_numpy()
-                    )
+                    stored = run.read_chunk(model, CLEAN, first)["prediction"].to_numpy()
                     batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
                 else:
                     with run.timed(model, CLEAN, len(indices)):
@@ -225,8 +214,9 @@ class Plan:
                     key = f"{model}\t{job.label}"
                     if key not in run.manifest["failures"]:
                         try:
+                            before = run.read_chunk(model, job.after, first) if job.after else None
                             with run.timed(model, job.label, len(indices) * len(job.suite.budgets)):
-                                rows = batch.rows(job)
+                                rows = batch.rows(job, before)
                             run.write_chunk(model, job.label, first, rows)
                         except RobustKPCAError:
                             raise
@@ -278,96 +268,3 @@ def _load(
     """Images of each chunk as the classifier takes them, decoded ahead by `workers` processes."""
     dataset = Chunks(samples, classifier.settings.preprocessing, chunks)
     yield from torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
-
-
-class _Batch:
-    """One chunk on one model: images, labels, ids, and the clean predictions."""
-
-    def __init__(
-        self, classifier: Classifier, model: str, images: Tensor, labels: Tensor, ids: list[str], seed: int
-    ) -> None:
-        self.classifier, self.model, self.seed = classifier, model, seed
-        self.images, self.labels, self.ids = images, labels, ids
-        self.clean: Tensor = torch.empty(0)  # predictions on the clean images, int64 (B,)
-
-    def clean_rows(self, conditions: Sequence[Cell]) -> pd.DataFrame:
-        """The rows of the images as they are; `conditions` says which cell each belongs to."""
-        rows = self._score(self.images, CLEAN, "", None, None)
-        rows["attack"], rows["budget"] = [c.attack for c in conditions], [c.budget for c in conditions]
-        self.clean = torch.tensor(rows["prediction"].to_numpy(), dtype=torch.int64, device=self.images.device)
-        return rows.assign(clean_prediction=rows["prediction"])
-
-    def rows(self, job: _Job) -> pd.DataFrame:
-        """The rows of one attack or corruption, over all its budgets."""
-        if isinstance(job.what, str):
-            return pd.concat([self._corrupted(job.label, job.what, s) for s in job.suite.severities], ignore_index=True)
-        assert job.suite.threat is not None
-        budgets = zip(job.suite.budgets, job.suite.threat.budgets, strict=True)
-        parts = [self._attacked(job.label, job.what, job.suite.threat, text, eps) for text, eps in budgets]
-        return pd.concat(parts, ignore_index=True)
-
-    def _corrupted(self, label: str, name: str, severity: int) -> pd.DataFrame:
-        images = corruptions.corrupt(self.images, name, severity, self.ids, seed=self.seed)
-        return self._score(images, label, str(severity), None, None)
-
-    def _attacked(self, label: str, spec: AttackSpec, threat: ThreatModel, budget: str, eps: Fraction) -> pd.DataFrame:
-        # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is flagged.
-        predicted = torch.where(self.clean < 0, self.labels, self.clean)
-        targets = self.labels if threat.labels == "true" else predicted
-        found = methods.attack(
-            self.classifier,
-            self.images,
-            targets,
-            spec=spec,
-            threat=threat,
-            eps=eps,
-            label=label,
-            ids=self.ids,
-            seed=self.seed,
-        )
-        return self._score(found, label, budget, targets, threat)
-
-    @torch.no_grad()
-    def _score(
-        self, images: Tensor, attack: str, budget: str, attacked_labels: Tensor | None, threat: ThreatModel | None
-    ) -> pd.DataFrame:
-        """Predict afresh on `images` and measure how far they were moved: an attack's own word is not asked for."""
-        logits = self.classifier(images).float()
-        finite = logits.isfinite().all(1)
-        safe = torch.where(finite[:, None], logits, 0.0)
-        prediction = torch.where(finite, safe.argmax(1), -1)
-        flags = {"non_finite": ~finite}
-        moved = None
-        if threat is not None:
-            moved = methods.distance(self.classifier, self.images, images, threat)
-            if threat.norm != "none":
-                # Float32 sums of many values round in proportion to the sum; NaN counts as over.
-                slack = TOLERANCE * max(1.0, float(parse_eps(budget)))
-                flags["over_budget"] = ~(moved <= float(parse_eps(budget)) + slack)
-            if threat.clip and float(parse_eps(budget)) > 0:
-                box = (self.classifier.normalize(images) if threat.space == "normalized" else images).flatten(1)
-                flags["out_of_box"] = ~((box >= -TOLERANCE) & (box <= 1 + TOLERANCE)).all(1)
-        raised = torch.stack(list(flags.values()), dim=1).tolist()
-        columns: dict[str, Any] = {
-            "model": self.model,
-            "attack": attack,
-            "budget": budget,
-            "sample": self.ids,
-            "label": _numpy(self.labels),
-            "attacked_label": None if attacked_labels is None else _numpy(attacked_labels),
-            "clean_prediction": _numpy(self.clean) if len(self.clean) else -1,
-            "prediction": _numpy(prediction),
-            "correct": _numpy(prediction == self.labels),
-            "correct_top5": None,
-            "confidence": _numpy(safe.softmax(1).amax(1).where(finite, float("nan"))),
-            "distance": None if moved is None else _numpy(moved),
-            "flags": [",".join(n for n, f in zip(flags, row, strict=True) if f) for row in raised],
-        }
-        if logits.shape[1] > TOP_K:
-            best = safe.topk(TOP_K, dim=1).indices
-            columns["correct_top5"] = _numpy((best == self.labels[:, None]).any(1) & finite)
-        return pd.DataFrame(columns)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.cpu().numpy()

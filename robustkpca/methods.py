@@ -15,33 +15,36 @@ from typing import Any, Literal
 import torch
 import torchattacks
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torchattacks.attack import Attack
 
-from robustkpca.draws import generator
+from robustkpca.autoattack import APGD, APGDT, FABT, Square
+from robustkpca.draws import KeyedDraws, generator, seeded
 from robustkpca.errors import SpecError, unknown
 from robustkpca.models import Classifier
-from robustkpca.own_attacks import SparseL1Descent, UniformNoise
+from robustkpca.own_attacks import LOSSES, BestPGD, SparseL1Descent, UniformNoise
 from robustkpca.spec import AttackSpec, ThreatModel
+from robustkpca.surrogates import surrogate
+
+# eps and norm come from the threat model, the seed from the run, classes from the model; FABT is FAB with multi_targeted.
+_NOT_IN_SUITES = ("eps", "seed", "n_classes", "norm", "verbose", "multi_targeted")
 
 
 @dataclass(frozen=True)
 class Method:
     """An attack class and what has to be known to run it fairly.
 
-    norm: the norm of its ball, `none` for an attack that bounds nothing. lengths: parameters measured in the threat model's space.
+    norms: those of balls it knows, `none` for an attack that bounds nothing. lengths: parameters measured in the threat model's space.
     draws: what its random numbers are keyed by. `sample`: each sample's own. `attack`: some are shared by all samples, but are the same
     whatever the batch. `batch`: they, or a stopping rule, depend on the batch, whose size then decides the result.
-    passes: forward and backward passes a sample. least_classes: what its loss needs.
+    passes: forward and backward passes a sample, at most. least_classes: what its loss needs.
     """
 
     attack: type[Attack]
-    norm: Literal["linf", "l2", "l1", "none"]
+    norms: tuple[Literal["linf", "l2", "l1", "none"], ...]
     lengths: tuple[str, ...] = ("eps", "alpha")
     draws: Literal["sample", "attack", "batch"] = "sample"
     passes: Callable[[Mapping[str, Any]], float] = lambda p: 2.0 * p.get("steps", 1)
-    least_classes: int = 2
+    least_classes: Callable[[Mapping[str, Any]], int] = lambda _: 2
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -51,82 +54,49 @@ class Method:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Parameters a suite may set; eps comes from the threat model, the seed from the run, classes from the model."""
-        return tuple(name for name in self.defaults if name not in ("eps", "seed", "n_classes", "norm", "verbose"))
+        """Parameters a suite may set."""
+        return tuple(name for name in self.defaults if name not in _NOT_IN_SUITES)
+
+
+LINF: tuple[Literal["linf"]] = ("linf",)
+LINF_L2: tuple[Literal["linf"], Literal["l2"]] = ("linf", "l2")
+TARGETS = 9  # wrong classes that targeted attacks try at most, as the reference AutoAttack does
+
+
+def _by_loss(parameters: Mapping[str, Any]) -> int:
+    return 3 if parameters.get("loss") == "dlr" else 2
 
 
 METHODS: dict[str, Method] = {
-    "FGSM": Method(torchattacks.FGSM, "linf"),
-    "PGD": Method(torchattacks.PGD, "linf"),
-    "BIM": Method(torchattacks.BIM, "linf"),
-    "MIFGSM": Method(torchattacks.MIFGSM, "linf"),
-    "PGDL2": Method(torchattacks.PGDL2, "l2"),
+    "FGSM": Method(torchattacks.FGSM, LINF),
+    "PGD": Method(torchattacks.PGD, LINF),
+    "BestPGD": Method(
+        BestPGD,
+        LINF,
+        passes=lambda p: 2.0 * p.get("restarts", 1) * (p.get("steps", 100) + 1) * p.get("eot", 1),
+        least_classes=_by_loss,
+    ),
+    "BIM": Method(torchattacks.BIM, LINF),
+    "MIFGSM": Method(torchattacks.MIFGSM, LINF),
+    "PGDL2": Method(torchattacks.PGDL2, ("l2",)),
+    "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss),
+    "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4),
+    "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10)),
+    "Square": Method(Square, LINF_L2, ("eps",), draws="attack", passes=lambda p: float(p.get("n_queries", 5000))),
     "SPSA": Method(
         torchattacks.SPSA,
-        "linf",
+        LINF,
         lengths=("eps", "delta", "lr"),
         draws="attack",
         passes=lambda p: 2.0 * p.get("nb_iter", 1) * p.get("nb_sample", 128),
     ),
-    "Square": Method(
-        torchattacks.Square, "linf", lengths=("eps",), draws="attack", passes=lambda p: float(p.get("n_queries", 5000))
-    ),
-    "CW": Method(torchattacks.CW, "none", lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50)),
+    "CW": Method(torchattacks.CW, ("none",), lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50)),
     "AutoAttack": Method(
-        torchattacks.AutoAttack, "linf", lengths=("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=4
+        torchattacks.AutoAttack, LINF, ("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=lambda _: 4
     ),
-    "SLD": Method(SparseL1Descent, "l1"),
-    "UniformNoise": Method(UniformNoise, "linf", passes=lambda _: 0.0),
+    "SLD": Method(SparseL1Descent, ("l1",)),
+    "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0),
 }
-
-
-class KeyedDraws(TorchFunctionMode):
-    """Makes an attack on a batch equal the attacks on its samples, as far as the attack lets it.
-
-    Random numbers drawn for each sample of the batch come from one generator a sample; others from `shared`, or are refused where
-    it is None. The batch's cross-entropy is the sum of its samples' losses, so that the gradient of a sample does not
-    depend, even in its last bit, on how many others there are.
-    """
-
-    _FILLS = (Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_)
-    _FACTORIES = (torch.rand, torch.randn)
-    _UNKEYED = (torch.rand_like, torch.randn_like, torch.randint, torch.randperm, torch.bernoulli, Tensor.random_,
-                torch.multinomial)  # fmt: skip
-
-    def __init__(self, generators: Sequence[torch.Generator], shared: torch.Generator | None = None) -> None:
-        super().__init__()
-        self.generators, self.shared = generators, shared
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in self._FILLS:
-            return self._fill(func, args[0], args[1:], kwargs)
-        if func in self._FACTORIES:
-            return self._make(func, torch.Size(args[0] if len(args) == 1 and not isinstance(args[0], int) else args))
-        if func in self._UNKEYED:
-            raise SpecError(f"this attack draws with {func.__name__}, which cannot be keyed by sample")
-        if func is F.cross_entropy and kwargs.get("reduction", "mean") == "mean":
-            kwargs = {**kwargs, "reduction": "sum"}
-        return func(*args, **kwargs)
-
-    def _fill(self, func: Callable[..., Any], target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        if target.ndim and target.shape[0] == len(self.generators) and func is not Tensor.bernoulli_:
-            rows = [func(torch.empty(target.shape[1:]), *args, **kwargs, generator=g) for g in self.generators]
-            return target.copy_(torch.stack(rows))
-        return target.copy_(func(torch.empty(target.shape), *args, **kwargs, generator=self._shared(target.shape)))
-
-    def _make(self, func: Callable[..., Any], shape: torch.Size) -> Tensor:
-        # Images have four dimensions: fewer are numbers that the batch shares, also when the first happens to be its size.
-        if len(shape) == 4 and shape[0] == len(self.generators):
-            return torch.stack([func(shape[1:], generator=g) for g in self.generators])
-        return func(shape, generator=self._shared(shape))
-
-    def _shared(self, shape: torch.Size) -> torch.Generator:
-        if self.shared is None:
-            raise SpecError(f"this attack draws numbers of shape {tuple(shape)}, which cannot be keyed by sample")
-        return self.shared
 
 
 @dataclass(frozen=True)
@@ -190,11 +160,20 @@ def check(spec: AttackSpec, threat: ThreatModel) -> None:
     if spec.method not in METHODS:
         raise SpecError(f"attack {spec.name}: {unknown('method', spec.method, METHODS)}")
     method = METHODS[spec.method]
-    if method.norm != threat.norm:
-        raise SpecError(f"attack {spec.name}: {spec.method} has norm {method.norm}, the threat model has {threat.norm}")
+    if threat.norm not in method.norms:
+        raise SpecError(
+            f"attack {spec.name}: {spec.method} has norm {' or '.join(method.norms)}, the threat model has {threat.norm}"
+        )
     for key in spec.parameters:
         if key not in method.parameters:
             raise SpecError(f"attack {spec.name}: {unknown('parameter', key, method.parameters)}")
+    if spec.method == "BestPGD" and spec.parameters.get("loss", "margin") not in LOSSES:
+        raise SpecError(f"attack {spec.name}: {unknown('loss', str(spec.parameters['loss']), LOSSES)}")
+
+
+def least_classes(spec: AttackSpec) -> int:
+    """How many classes a model must have for this attack."""
+    return METHODS[spec.method].least_classes(spec.parameters)
 
 
 def passes(spec: AttackSpec) -> float:
@@ -221,24 +200,30 @@ def attack(
     """
     if eps == 0 and threat.norm != "none":
         return images.clone()
-    method = METHODS[spec.method]
-    if (classes := classifier.settings.num_classes) < method.least_classes:
-        raise SpecError(
-            f"{spec.method} needs at least {method.least_classes} classes, {classifier.title} has {classes}"
-        )
-    # Some attacks seed the global generator: it is put back.
-    with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad():
-        coordinates = Coordinates.of(classifier, threat, eps)
-        given: dict[str, Any] = {"eps": float(eps), "n_classes": min(10, classes), "seed": seed} | spec.resolve(eps)
-        parameters = {name: given.get(name, default) for name, default in method.defaults.items()}
-        for name in parameters.keys() & method.lengths:
-            parameters[name] /= coordinates.width
+    method, classes = METHODS[spec.method], classifier.settings.num_classes
+    if classes < least_classes(spec):
+        raise SpecError(f"{spec.method} needs at least {least_classes(spec)} classes, {classifier.title} has {classes}")
+    coordinates = Coordinates.of(surrogate(classifier, spec.through), threat, eps)
+    given: dict[str, Any] = {
+        "eps": float(eps),
+        "n_classes": min(TARGETS + 1, classes),
+        "norm": {"linf": "Linf", "l2": "L2"}.get(threat.norm),
+        "seed": seed,
+    } | spec.resolve(eps)
+    parameters = {name: given.get(name, default) for name, default in method.defaults.items()}
+    for name in parameters.keys() & method.lengths:
+        parameters[name] /= coordinates.width
+    key = (seed, "attack", label, eps)
+    scope = {"sample": None, "attack": ("all",), "batch": ("batch", ids[0])}[method.draws]
+    draws = KeyedDraws(
+        [generator(*key, i) for i in ids],
+        None if scope is None else lambda number: generator(*key, *scope, *([number] if number else [])),
+    )
+    # Some attacks seed the global generators, and some models draw from them.
+    with seeded(*key, "model", ids[0]), torch.inference_mode(False), torch.enable_grad():
         engine = method.attack(_Surface(coordinates), **parameters)
-        own = [generator(seed, "attack", label, eps, i) for i in ids]
-        scope = {"sample": None, "attack": ("all",), "batch": ("batch", ids[0])}[method.draws]
-        shared = None if scope is None else generator(seed, "attack", label, eps, *scope)
         start = coordinates.enter(images.detach().clone())
-        with KeyedDraws(own, shared):
+        with draws:
             found = engine(start, labels.detach().clone())
         return coordinates.leave(found.detach())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,8 +89,17 @@ def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
     return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
 
 
+def _own(network: nn.Module) -> nn.Module:
+    """The same network as modules of our own over the same memory: modes, `requires_grad` and `.grad` of the given one stay as they are."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
+    shared |= {id(b): b for b in network.buffers()}
+    return copy.deepcopy(network, shared)
+
+
 class Classifier(nn.Module):
     """A network with its own normalisation, always in eval mode, its parameters frozen.
+
+    The weights are the given network's, not copied; its modes, `requires_grad` and `.grad` are left as they are.
 
     forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A network that
     returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike.
@@ -108,18 +118,15 @@ class Classifier(nn.Module):
         notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network = _own(network)
         self.settings = settings
         self.title = title or settings.title
-        self.source, self.notes = (
-            source,
-            notes,
-        )  # where the weights came from and what was done to them, for the receipt
-        self.weights = weights_hash(network.state_dict())
+        # Where the weights came from and what was done to them, for the receipt.
+        self.source, self.notes = source, notes
+        self.weights = weights_hash(self.network.state_dict())
         shape = (1, settings.preprocessing.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
         self.register_buffer("std", torch.tensor(settings.preprocessing.std).reshape(shape), persistent=False)
-        self.requires_grad_(False)
         self.eval()
 
     def train(self, mode: bool = True) -> Classifier:
@@ -131,6 +138,12 @@ class Classifier(nn.Module):
         settings = self.settings.model_copy(update={"num_classes": len(indices), "classes": classes})
         among = _Among(self.network, self.settings.num_classes, indices)
         return Classifier(among, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
+
+    def twin(self) -> Classifier:
+        """A classifier of its own over the same weights."""
+        return Classifier(self.network, self.settings, title=self.title, source=self.source, notes=self.notes).to(
+            self.device
+        )
 
     @property
     def device(self) -> torch.device:

@@ -194,6 +194,10 @@ class Run:
             return False
         return True
 
+    def read_chunk(self, model: str, attack: str, first: int) -> pd.DataFrame:
+        """The rows of one stored chunk."""
+        return _read_table(self.chunk_path(model, attack, first)).to_pandas()
+
     def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
         target = self.chunk_path(model, attack, first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -89,32 +89,44 @@ class ThreatModel(Frozen):
         return f"{norm}, eps {eps}; {space}, {clip}; {labels}"
 
 
+_COUNTS = ("steps", "restarts", "n_restarts", "n_queries", "eot", "eot_iter", "nb_iter", "nb_sample")
+_WORDS = ("loss",)  # parameters whose text is no multiple of eps
+# How an attack's gradient goes through RPC-Attention, see `robustkpca.surrogates`.
+Through = Literal["full", "constant-sparse", "straight-through", "half-iterations", "double-iterations", "symvit"]
+
+
 class AttackSpec(Frozen):
-    """One attack of a suite: a method (see `robustkpca.methods.METHODS`) and its parameters.
+    """One attack of a suite: a method (see `robustkpca.methods.METHODS`), its parameters, and the way its gradient takes.
 
     A parameter may be a multiple of the budget, written `"0.15 eps"`.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     method: str
+    through: Through = "full"
     parameters: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
     @field_validator("parameters")
     @classmethod
     def _known_form(cls, parameters: dict[str, Any]) -> dict[str, Any]:
         for key, value in parameters.items():
-            if isinstance(value, str):
+            if isinstance(value, str) and key not in _WORDS:
                 multiple(key, value)
             elif isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key}: expected a finite number, got {value}")
-            if key == "steps" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"steps: expected a whole number of at least 1, got {value!r}")
+            if key in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{key}: expected a whole number of at least 1, got {value!r}")
         return parameters
 
-    def resolve(self, eps: Fraction) -> dict[str, bool | int | float]:
+    def describe(self) -> str:
+        """The method as a call, and the surrogate that its gradient goes through."""
+        call = f"{self.method}({', '.join(f'{k}={v}' for k, v in self.parameters.items())})"
+        return call if self.through == "full" else f"{call} through {self.through}"
+
+    def resolve(self, eps: Fraction) -> dict[str, bool | int | float | str]:
         """The parameters at one budget, multiples of eps worked out."""
         return {
-            key: float(multiple(key, value) * eps) if isinstance(value, str) else value
+            key: float(multiple(key, value) * eps) if isinstance(value, str) and key not in _WORDS else value
             for key, value in self.parameters.items()
         }
 
@@ -154,6 +166,7 @@ class Suite(Frozen):
     protocol: Literal["standard", "paper"] | None = None  # the pair it belongs to, chosen with --protocol
     threat: ThreatModel | None = None
     attack: tuple[AttackSpec, ...] = ()
+    cascade: bool = False  # each attack runs on the samples that are still right after those before it
     corruptions: tuple[str, ...] = ()
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
 
@@ -163,6 +176,8 @@ class Suite(Frozen):
             raise ValueError("expected either [[attack]] tables or corruptions")
         if bool(self.attack) != (self.threat is not None):
             raise ValueError("expected a [threat] table with attacks, and none with corruptions")
+        if self.cascade and (len(self.attack) < 2 or (self.threat and self.threat.labels != "true")):
+            raise ValueError("a cascade has several attacks, all on the true labels")
         names = [a.name for a in self.attack] or list(self.corruptions)
         if len(set(names)) != len(names):
             raise ValueError(f"expected different names, got {names}")
@@ -190,10 +205,9 @@ class Suite(Frozen):
     def describe(self) -> str:
         if self.threat is None:
             return f"{len(self.corruptions)} generated corruptions, severities {', '.join(self.budgets)}"
-        attacks = "; ".join(
-            f"{a.method}({', '.join(f'{k}={v}' for k, v in a.parameters.items())})" for a in self.attack
-        )
-        return f"{attacks}; {self.threat.describe()}"
+        attacks = "; ".join(a.describe() for a in self.attack)
+        cascade = ", each on the samples that the ones before left right" if self.cascade else ""
+        return f"{attacks}{cascade}; {self.threat.describe()}"
 
     def with_eps(self, eps: Iterable[str]) -> Suite:
         """The same attacks at other budgets."""
@@ -210,6 +224,17 @@ class Suite(Frozen):
             if "steps" in a["parameters"]:
                 a["parameters"]["steps"] = steps
         return self._changed(attack=attacks)
+
+    def without(self, left_out: Sequence[str], why: str) -> Suite:
+        """The suite less some of its attacks, under a name and title that say so."""
+        kept = [a.model_dump() for a in self.attack if a.name not in left_out]
+        names = ", ".join(left_out)
+        return self._changed(
+            name=f"{self.name}-without-{'-'.join(left_out)}",
+            title=f"{self.title}, without {names} ({why})",
+            attack=kept,
+            cascade=self.cascade and len(kept) > 1,
+        )
 
     def _changed(self, **fields: Any) -> Suite:
         return Suite.parse({**self.model_dump(), **fields}, f"suite {self.name}")

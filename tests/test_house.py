@@ -16,11 +16,13 @@ PACKAGE = ROOT / "robustkpca"
 # Which modules may import which: only those on floors below, and named neighbours.
 FLOORS = [
     {"errors"},
-    {"draws", "settings", "stats", "own_attacks"},
-    {"spec"},
+    {"draws", "settings", "stats"},
+    {"spec", "own_attacks", "autoattack"},
     {"outcomes", "attention", "corruptions"},
     {"models", "datasets", "weights"},
-    {"checkpoints", "methods"},
+    {"checkpoints", "surrogates"},
+    {"methods"},
+    {"scoring"},
     {"evaluation", "train"},
     {"metrics"},
     {"tables"},

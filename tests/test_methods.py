@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from robustkpca import methods
+from robustkpca.draws import KeyedDraws
 from robustkpca.errors import SpecError
 from robustkpca.spec import AttackSpec, Suite, ThreatModel, load_suite
 from tests.conftest import OFFICIAL, classifier_of, linear_accuracy, tiny
@@ -169,9 +170,9 @@ def test_what_the_model_draws_is_not_keyed():
 
 
 def test_draws_that_cannot_be_keyed_are_refused():
-    with methods.KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="randint"):
+    with KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="randint"):
         torch.randint(3, (1,))
-    with methods.KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="shape"):
+    with KeyedDraws([torch.Generator()]), pytest.raises(SpecError, match="shape"):
         torch.empty(2, 3).uniform_(0, 1)
 
 

@@ -1,0 +1,163 @@
+"""One chunk of samples on one model: attack it or corrupt it, predict afresh, and measure what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from robustkpca import corruptions, methods
+from robustkpca.draws import seeded
+from robustkpca.models import Classifier
+from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, ThreatModel, parse_eps
+
+TOLERANCE = 1e-6  # of budgets and of the pixel range, as float32 rounding exceeds them by some 1e-8
+TOP_K = 5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attack or corruption on one model: the row label, its suite, and what it stands for."""
+
+    label: str
+    suite: Suite
+    what: AttackSpec | str
+    after: str | None = None  # in a cascade: the row label whose survivors it attacks
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward passes a sample, over all budgets."""
+        if isinstance(self.what, str):
+            return 2.0 * len(self.suite.budgets)  # making a corruption costs about a forward pass of a small model
+        live = sum(eps > 0 for eps in self.suite.threat.budgets) if self.suite.threat else 0
+        return len(self.suite.budgets) + methods.passes(self.what) * live
+
+
+def jobs_of(suites: Sequence[Suite]) -> list[Job]:
+    """Every attack and corruption of the suites, in their order."""
+    jobs = []
+    for suite in suites:
+        after = CLEAN
+        for label, what in suite.attacks.items():
+            jobs.append(Job(label, suite, what, after if suite.cascade else None))
+            after = label
+    return jobs
+
+
+class Batch:
+    """One chunk on one model: images, labels, ids, and the clean predictions."""
+
+    def __init__(
+        self, classifier: Classifier, model: str, images: Tensor, labels: Tensor, ids: list[str], seed: int
+    ) -> None:
+        self.classifier, self.model, self.seed = classifier, model, seed
+        self.images, self.labels, self.ids = images, labels, ids
+        self.clean: Tensor = torch.empty(0)  # predictions on the clean images, int64 (B,)
+
+    def clean_rows(self, conditions: Sequence[Cell]) -> pd.DataFrame:
+        """The rows of the images as they are; `conditions` says which cell each belongs to."""
+        rows = self._score(self.images, CLEAN, "", None, None)
+        rows["attack"], rows["budget"] = [c.attack for c in conditions], [c.budget for c in conditions]
+        self.clean = torch.tensor(rows["prediction"].to_numpy(), dtype=torch.int64, device=self.images.device)
+        return rows.assign(clean_prediction=rows["prediction"])
+
+    def only(self, chosen: Tensor) -> Batch:
+        """Some of the samples, int64 positions."""
+        ids = [self.ids[i] for i in chosen.tolist()]
+        part = Batch(self.classifier, self.model, self.images[chosen], self.labels[chosen], ids, self.seed)
+        part.clean = self.clean[chosen]
+        return part
+
+    def rows(self, job: Job, before: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The rows of one attack or corruption, over all its budgets. In a cascade, `before` holds the rows of what was run before it:
+        only samples that are right there are attacked, the others keep the row that broke them."""
+        if isinstance(job.what, str):
+            return pd.concat([self._corrupted(job.label, job.what, s) for s in job.suite.severities], ignore_index=True)
+        assert job.suite.threat is not None
+        parts = []
+        for text, eps in zip(job.suite.budgets, job.suite.threat.budgets, strict=True):
+            if before is None:
+                parts.append(self._attacked(job.label, job.what, job.suite.threat, text, eps))
+                continue
+            earlier = before[before["budget"].isin([text, ""])].reset_index(drop=True)
+            right = torch.from_numpy(earlier["correct"].to_numpy(bool).nonzero()[0]).to(self.images.device)
+            kept = earlier.assign(attack=job.label, budget=text, attacked_label=_numpy(self.labels))
+            kept["distance"] = kept["distance"].fillna(0.0)
+            if len(right):
+                new = self.only(right)._attacked(job.label, job.what, job.suite.threat, text, eps)
+                kept = pd.concat([kept[~earlier["correct"]], new]).set_index("sample").loc[self.ids].reset_index()
+            parts.append(kept)
+        return pd.concat(parts, ignore_index=True)
+
+    def _corrupted(self, label: str, name: str, severity: int) -> pd.DataFrame:
+        images = corruptions.corrupt(self.images, name, severity, self.ids, seed=self.seed)
+        return self._score(images, label, str(severity), None, None)
+
+    def _attacked(self, label: str, spec: AttackSpec, threat: ThreatModel, budget: str, eps: Fraction) -> pd.DataFrame:
+        # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is flagged.
+        predicted = torch.where(self.clean < 0, self.labels, self.clean)
+        targets = self.labels if threat.labels == "true" else predicted
+        found = methods.attack(
+            self.classifier,
+            self.images,
+            targets,
+            spec=spec,
+            threat=threat,
+            eps=eps,
+            label=label,
+            ids=self.ids,
+            seed=self.seed,
+        )
+        return self._score(found, label, budget, targets, threat)
+
+    @torch.no_grad()
+    def _score(
+        self, images: Tensor, attack: str, budget: str, attacked_labels: Tensor | None, threat: ThreatModel | None
+    ) -> pd.DataFrame:
+        """Predict afresh on `images` and measure how far they were moved: an attack's own word is not asked for."""
+        with seeded(self.seed, "score", attack, budget, self.ids[0]):
+            logits = self.classifier(images).float()
+        finite = logits.isfinite().all(1)
+        safe = torch.where(finite[:, None], logits, 0.0)
+        prediction = torch.where(finite, safe.argmax(1), -1)
+        flags = {"non_finite": ~finite}
+        moved = None
+        if threat is not None:
+            moved = methods.distance(self.classifier, self.images, images, threat)
+            if threat.norm != "none":
+                # Float32 sums of many values round in proportion to the sum; NaN counts as over.
+                slack = TOLERANCE * max(1.0, float(parse_eps(budget)))
+                flags["over_budget"] = ~(moved <= float(parse_eps(budget)) + slack)
+            if threat.clip and float(parse_eps(budget)) > 0:
+                box = (self.classifier.normalize(images) if threat.space == "normalized" else images).flatten(1)
+                flags["out_of_box"] = ~((box >= -TOLERANCE) & (box <= 1 + TOLERANCE)).all(1)
+        raised = torch.stack(list(flags.values()), dim=1).tolist()
+        columns: dict[str, Any] = {
+            "model": self.model,
+            "attack": attack,
+            "budget": budget,
+            "sample": self.ids,
+            "label": _numpy(self.labels),
+            "attacked_label": None if attacked_labels is None else _numpy(attacked_labels),
+            "clean_prediction": _numpy(self.clean) if len(self.clean) else -1,
+            "prediction": _numpy(prediction),
+            "correct": _numpy(prediction == self.labels),
+            "correct_top5": None,
+            "confidence": _numpy(safe.softmax(1).amax(1).where(finite, float("nan"))),
+            "distance": None if moved is None else _numpy(moved),
+            "flags": [",".join(n for n, f in zip(flags, row, strict=True) if f) for row in raised],
+        }
+        if logits.shape[1] > TOP_K:
+            best = safe.topk(TOP_K, dim=1).indices
+            columns["correct_top5"] = _numpy((best == self.labels[:, None]).any(1) & finite)
+        return pd.DataFrame(columns)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.cpu().numpy()
