@@ -14,9 +14,11 @@ from torch import Tensor
 
 from robustkpca import __version__, corruptions, methods
 from robustkpca.datasets import Chunks, Samples, class_names
+from robustkpca.draws import seeded
 from robustkpca.errors import DataError, RobustKPCAError, SpecError, unknown
 from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run, chunk_ranges
+from robustkpca.probes import probe
 from robustkpca.scoring import Batch, jobs_of
 from robustkpca.spec import CLEAN, Suite
 
@@ -200,6 +202,10 @@ class Plan:
                 ids = [samples.ids[i] for i in indices]
                 batch = Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
                 first = indices[0]
+                if model not in run.probes:
+                    with seeded(self.seed, "probe"):
+                        run.probes[model] = probe(classifier, batch.images, batch.labels)
+                    run.save_manifest()
                 if run.has_chunk(model, CLEAN, first):
                     stored = run.read_chunk(model, CLEAN, first)["prediction"].to_numpy()
                     batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
@@ -218,6 +224,8 @@ class Plan:
                             with run.timed(model, job.label, len(indices) * len(job.suite.budgets)):
                                 rows = batch.rows(job, before)
                             run.write_chunk(model, job.label, first, rows)
+                            if first == 0 and job.label in batch.examples:
+                                run.write_examples(model, job.label, batch.examples[job.label])
                         except RobustKPCAError:
                             raise
                         except Exception as error:  # an attack that breaks must not cost the others
@@ -258,6 +266,7 @@ def _described(label: str, model: Classifier | Unusable) -> dict[str, Any]:
         "weights": model.weights,
         "parameters": sum(p.numel() for p in model.network.parameters()),
         "settings": model.settings.model_dump(mode="json", by_alias=True),
+        "attention": model.attention_kernel,
         "notes": list(model.notes),
     }
 

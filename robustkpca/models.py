@@ -149,6 +149,15 @@ class Classifier(nn.Module):
     def device(self) -> torch.device:
         return self.mean.device
 
+    @property
+    def attention_kernel(self) -> str:
+        """How attention is computed, for the receipt: kernels round differently."""
+        modules = list(self.network.modules())
+        if any(isinstance(m, SymmetricAttention) for m in modules):
+            return "fused, gradients by hand" if self.device.type == "cpu" else "fused"
+        fused = {bool(m.fused_attn) for m in modules if hasattr(m, "fused_attn")}
+        return {(): "none", (True,): "fused", (False,): "not fused"}.get(tuple(fused), "fused in part")
+
     def normalize(self, images: Tensor) -> Tensor:
         """[0, 1] pixels to normalised units."""
         return (images - self.mean) / self.std

@@ -12,15 +12,18 @@ import hashlib
 import json
 import os
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from robustkpca.errors import RunError
 from robustkpca.spec import CLEAN, Cell, Suite
@@ -95,6 +98,19 @@ class CellStatus:
         return f"incomplete {self.rows}/{self.of}" if self.rows else "not run"
 
 
+@dataclass(frozen=True)
+class Examples:
+    """A few samples at an attack's largest budget: images and what was added, float16 (K, C, H, W), in pixels; K labels and predictions."""
+
+    budget: Any
+    sample: NDArray[Any]
+    image: NDArray[np.float16]
+    added: NDArray[np.float16]
+    label: NDArray[np.int64]
+    clean_prediction: NDArray[np.int64]
+    prediction: NDArray[np.int64]
+
+
 class Run:
     """A stored run, open for reading; `start` opens one for writing."""
 
@@ -115,6 +131,11 @@ class Run:
     @cached_property
     def suites(self) -> list[Suite]:
         return [Suite.parse(suite, f"run {self.path}") for suite in self.request["suites"]]
+
+    @property
+    def probes(self) -> dict[str, dict[str, Any]]:
+        """What `probes.probe` found, by model."""
+        return self.manifest.setdefault("probes", {})
 
     @property
     def n(self) -> int:
@@ -203,6 +224,21 @@ class Run:
         target = self.chunk_path(model, attack, first)
         _write_whole(target, lambda part: pq.write_table(table, part, compression="zstd"))
 
+    def write_examples(self, model: str, attack: str, examples: dict[str, Any]) -> None:
+        """A few attacked images, see `Examples`."""
+        _write_whole(self._examples_path(model, attack), lambda part: _save_arrays(part, examples))
+
+    def examples(self, model: str, attack: str) -> Examples | None:
+        """The images kept of one attack; None where there are none, as in an exported file."""
+        try:
+            with np.load(self._examples_path(model, attack), allow_pickle=False) as arrays:
+                return Examples(**{name: arrays[name] for name in arrays.files})
+        except (OSError, ValueError, TypeError, zipfile.BadZipFile):
+            return None
+
+    def _examples_path(self, model: str, attack: str) -> Path:
+        return self.path / "examples" / str(self.models.index(model)) / f"{attack.replace('/', '+')}.npz"
+
     def fail(self, model: str, attack: str, reason: str) -> None:
         """Record that an attack could not be run on a model; `None` rows stand for it."""
         self.manifest["failures"][f"{model}\t{attack}"] = reason
@@ -281,6 +317,11 @@ def _read_table(file: Path) -> pa.Table:
         return pq.ParquetFile(file).read()
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"rows {file}: torn ({error}); the command that made the run makes them again") from None
+
+
+def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    with path.open("wb") as file:  # a name would be given the suffix .npz
+        np.savez_compressed(file, **arrays)
 
 
 def _write_whole(path: Path, write: Any) -> None:

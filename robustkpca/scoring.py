@@ -19,6 +19,7 @@ from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, ThreatModel, parse_e
 
 TOLERANCE = 1e-6  # of budgets and of the pixel range, as float32 rounding exceeds them by some 1e-8
 TOP_K = 5
+EXAMPLES = 4  # images kept of each attack
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Batch:
         self.classifier, self.model, self.seed = classifier, model, seed
         self.images, self.labels, self.ids = images, labels, ids
         self.clean: Tensor = torch.empty(0)  # predictions on the clean images, int64 (B,)
+        self.examples: dict[str, dict[str, Any]] = {}  # by attack, see `outcomes.Examples`
 
     def clean_rows(self, conditions: Sequence[Cell]) -> pd.DataFrame:
         """The rows of the images as they are; `conditions` says which cell each belongs to."""
@@ -90,7 +92,9 @@ class Batch:
             kept = earlier.assign(attack=job.label, budget=text, attacked_label=_numpy(self.labels))
             kept["distance"] = kept["distance"].fillna(0.0)
             if len(right):
-                new = self.only(right)._attacked(job.label, job.what, job.suite.threat, text, eps)
+                part = self.only(right)
+                new = part._attacked(job.label, job.what, job.suite.threat, text, eps)
+                self.examples |= part.examples
                 kept = pd.concat([kept[~earlier["correct"]], new]).set_index("sample").loc[self.ids].reset_index()
             parts.append(kept)
         return pd.concat(parts, ignore_index=True)
@@ -114,7 +118,22 @@ class Batch:
             ids=self.ids,
             seed=self.seed,
         )
-        return self._score(found, label, budget, targets, threat)
+        rows = self._score(found, label, budget, targets, threat)
+        if eps == max(threat.budgets):
+            self._keep(label, budget, found, rows)
+        return rows
+
+    def _keep(self, label: str, budget: str, found: Tensor, rows: pd.DataFrame) -> None:
+        """A few images to look at, those first that the attack broke."""
+        prediction, clean, truth = (rows[c].to_numpy() for c in ("prediction", "clean_prediction", "label"))
+        broken = (clean == truth) & (prediction != truth)
+        chosen = np.argsort(~broken, kind="stable")[:EXAMPLES]
+        image, attacked = (x[torch.from_numpy(chosen).to(x.device)].cpu() for x in (self.images, found))
+        self.examples[label] = {
+            "budget": np.array(budget), "sample": np.array([self.ids[i] for i in chosen]),
+            "image": image.half().numpy(), "added": (attacked - image).half().numpy(),
+            "label": truth[chosen], "clean_prediction": clean[chosen], "prediction": prediction[chosen],
+        }  # fmt: skip
 
     @torch.no_grad()
     def _score(

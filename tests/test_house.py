@@ -22,7 +22,7 @@ FLOORS = [
     {"models", "datasets", "weights"},
     {"checkpoints", "surrogates"},
     {"methods"},
-    {"scoring"},
+    {"scoring", "probes"},
     {"evaluation", "train"},
     {"metrics"},
     {"tables"},
