@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from robustkpca import tables
+from robustkpca.document import escape, markdown
 from robustkpca.errors import SpecError, unknown
 from robustkpca.layouts import Table
 
@@ -66,11 +66,11 @@ def notes(table: Table, *, intervals: bool = False, significance: bool = False, 
 
 def _markdown(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     lines = [
-        f"### {tables.escape(title)}",
+        f"### {escape(title)}",
         "",
-        tables.markdown(cells),
+        markdown(cells),
         "",
-        *(f"{tables.escape(note)}  " for note in below),
+        *(f"{escape(note)}  " for note in below),
     ]
     return "\n".join(lines) + "\n"
 

@@ -89,6 +89,8 @@ class ThreatModel(Frozen):
         return f"{norm}, eps {eps}; {space}, {clip}; {labels}"
 
 
+# Methods whose stopping rule or draws see the whole batch, so that the batch size decides their figures.
+BATCH_DEPENDENT = ("AutoAttack", "CW")
 _COUNTS = ("steps", "restarts", "n_restarts", "n_queries", "eot", "eot_iter", "nb_iter", "nb_sample")
 _WORDS = ("loss",)  # parameters whose text is no multiple of eps
 # How an attack's gradient goes through RPC-Attention, see `robustkpca.surrogates`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,15 @@ class Paired:
         """Accuracy of the second minus that of the first."""
         return (self.gained - self.lost) / self.n
 
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Interval of the difference of two paired shares: Wald's after one pair is added to each discordant cell, the rest to the others
+        (Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data", 2012)."""
+        n = self.n + 2
+        gained, lost = (self.gained + 1) / n, (self.lost + 1) / n
+        middle = gained - lost
+        reach = float(stats.norm.ppf(0.5 + confidence / 2)) * math.sqrt((gained + lost - middle**2) / n)
+        return max(-1.0, middle - reach), min(1.0, middle + reach)
+
     @property
     def p_value(self) -> float:
         """Exact two-sided McNemar test of "no difference" (McNemar 1947): a binomial test of the discordant pairs."""
@@ -51,6 +61,16 @@ class Paired:
         if discordant == 0:
             return 1.0
         return float(stats.binomtest(self.gained, discordant, 0.5, alternative=alternative).pvalue)
+
+
+def over_seeds(shares: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean and Student's t interval of one figure over independently trained models, at least 2; not cut to [0, 1]."""
+    values = np.asarray(shares, dtype=np.float64)
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"expected at least 2 figures, got shape {values.shape}")
+    mean = float(values.mean())
+    reach = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values))
+    return mean, mean - reach, mean + reach
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:

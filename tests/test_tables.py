@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from robustkpca import tables
+from robustkpca import document, tables, views
 from robustkpca.evaluation import evaluate
 from robustkpca.spec import CLEAN, Suite, load_suite
 from robustkpca.stats import wilson
@@ -70,7 +70,7 @@ def test_the_worst_case_is_per_sample(noise_samples, tmp_path, monkeypatch):
     )
     found = {r.attack: r.accuracy for r in tables.accuracy_table(run).itertuples()}
     assert found == {CLEAN: 1.0, "two/one": 0.5, "two/other": 0.5, "two/worst case": 0.0}
-    assert list(tables.views(run)[0].cells.columns) == ["clean", "one eps 1", "other eps 1", "worst case eps 1"]
+    assert list(views.views(run)[0].cells.columns) == ["clean", "one eps 1", "other eps 1", "worst case eps 1"]
 
 
 def test_what_was_not_run_is_never_zero(run):
@@ -82,8 +82,8 @@ def test_what_was_not_run_is_never_zero(run):
     cell = long[(long["model"] == model) & (long["attack"] == "pgd")]
     assert list(cell["status"]) == ["not run", "not run"]
     assert cell[["n", "correct", "accuracy", "low", "high"]].isna().all(axis=None)
-    assert list(tables.views(run)[0].cells.loc[model])[1:] == ["not run", "not run"]
-    assert "not available" in tables.views(run)[-1].cells.loc["pgd eps 8/255"].tolist()
+    assert list(views.views(run)[0].cells.loc[model])[1:] == ["not run", "not run"]
+    assert "not available" in views.views(run)[-1].cells.loc["pgd eps 8/255"].tolist()
     assert set(tables.compare(run)["attack"]) == {CLEAN, "fgsm"}
 
 
@@ -105,14 +105,14 @@ def test_corruption_means_need_every_severity(noise_samples, tmp_path):
     data = {"name": "some", "version": 1, "title": "t", "corruptions": ["fog", "contrast"], "severities": [1, 3, 5]}
     run = evaluate([tiny()], noise_samples, [Suite.parse(data, "suite")], tmp_path / "run")
     long = tables.accuracy_table(run).set_index(["attack", "budget"])["accuracy"]
-    cells = tables.views(run)[0].cells[run.models[0]]
+    cells = views.views(run)[0].cells[run.models[0]]
     mean = long["some/fog"].mean()
     assert cells["fog"] == f"{100 * mean:.1f}"
     assert cells["mean"] == f"{100 * (mean + long['some/contrast'].mean()) / 2:.1f}"
     file = run.chunk_path(run.models[0], "some/fog", 0)
     rows = pd.read_parquet(file)
     run.write_chunk(run.models[0], "some/fog", 0, rows[rows["budget"] != "3"])
-    cells = tables.views(type(run).open(run.path))[0].cells[run.models[0]]
+    cells = views.views(type(run).open(run.path))[0].cells[run.models[0]]
     assert cells["fog"] == "not run (1 of 3 severities)"
     assert cells["mean"] == "not available"
 
@@ -121,7 +121,7 @@ def test_markdown_keeps_its_columns():
     cells = pd.DataFrame(
         {"a|b": ["x*y_z", "1\n2"], "<c>": ["`q`", "[l](u)"]}, index=pd.Index(["vit|rpc", "n"], name="m")
     )
-    lines = tables.markdown(cells).split("\n")
+    lines = document.markdown(cells).split("\n")
     assert len(lines) == 4
     for line in lines:
         bare = line.replace("\\\\", "").replace("\\|", "")
@@ -133,7 +133,7 @@ def test_markdown_keeps_its_columns():
 def test_markdown_renders_to_the_same_cells():
     mistune = pytest.importorskip("markdown_it")
     cells = pd.DataFrame({"head": ["a|b*c_d<e>`f`[g](h)\\i~j~#k{l}"]}, index=pd.Index(["vit|rpc"], name="model"))
-    html = mistune.MarkdownIt("gfm-like", {"linkify": False}).render(tables.markdown(cells))
+    html = mistune.MarkdownIt("gfm-like", {"linkify": False}).render(document.markdown(cells))
     import html as escaping
     import re
 

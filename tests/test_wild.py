@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from robustkpca import checkpoints, tables
+from robustkpca import checkpoints, tables, views
 from robustkpca.checkpoints import inspect, load_classifier
 from robustkpca.datasets import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError
@@ -215,7 +215,7 @@ def test_a_model_that_cannot_be_loaded_is_shown_as_failed(toyset, tmp_path):
     broken = Unusable("vit", "torn.pth", "checkpoint torn.pth (12 bytes): torn")
     run = evaluate([oracle(), broken], load_samples(f"imagenet:{toyset}"), [], tmp_path / "run")
     assert clean_accuracy(run) == (30, 1.0)
-    view = tables.views(run)[0]
+    view = views.views(run)[0]
     assert view.cells.loc["vit", "top-1"] == "failed: checkpoint torn.pth (12 bytes): torn"
     with pytest.raises(SpecError, match="at least one model that can be loaded"):
         Plan([broken], load_samples(f"imagenet:{toyset}"), [])
@@ -357,7 +357,7 @@ def test_heads_that_do_not_fit_the_folders(toyset, tmp_path):
     for wnid in WNIDS[3:]:
         shutil.rmtree(toyset / wnid)
     run = evaluate([three], load_samples(f"imagenet:{toyset}"), [], tmp_path / "run")
-    assert tables.views(run)[0].cells["top-5"].tolist() == ["not available"]
+    assert views.views(run)[0].cells["top-5"].tolist() == ["not available"]
 
 
 # -- ImageNet's relatives
@@ -387,7 +387,7 @@ def test_released_corruptions_give_exact_figures(tmp_path):
         assert table.loc[name, [f"severity_{s}" for s in range(1, 6)]].tolist() == pytest.approx(errors)
         assert table.loc[name, "mean_error"] == pytest.approx(np.mean(errors))
         assert table.loc[name, "ce"] == pytest.approx(100 * np.mean(errors) / ALEXNET[name])
-    cells = tables.views(run)[0].cells["oracle"]
+    cells = views.views(run)[0].cells["oracle"]
     assert cells["mCE"] == "not available"  # 2 of 15
     assert run.request["data"]["resized"] is False
 
@@ -398,13 +398,13 @@ def test_all_fifteen_give_an_mce_and_one_missing_severity_takes_it_away(tmp_path
     root = released(tmp_path / "c", corruptions=(*ALEXNET, "speckle_noise"))
     run = evaluate([oracle()], load_samples(f"imagenet-c:{root}"), [], tmp_path / "whole")
     error = np.mean([100 * (s - 1) / 6 for s in range(1, 6)])
-    cells = tables.views(run)[0].cells["oracle"]
+    cells = views.views(run)[0].cells["oracle"]
     assert cells["mCE"] == f"{np.mean([100 * error / a for a in ALEXNET.values()]):.2f}"
     assert cells["mean error of the 15"] == f"{error:.1f}"
     assert cells["speckle_noise"] == f"{error:.1f} (no AlexNet error)"
     shutil.rmtree(root / "fog" / "3")
     run = evaluate([oracle()], load_samples(f"imagenet-c:{root}"), [], tmp_path / "missing")
-    cells = tables.views(run)[0].cells["oracle"]
+    cells = views.views(run)[0].cells["oracle"]
     assert cells["fog"] == "incomplete: severity 3 missing from the data"
     assert cells["mCE"] == "not available"
     assert cells["snow"].startswith(f"{error:.1f}")

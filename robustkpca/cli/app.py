@@ -135,12 +135,23 @@ def _styled(line: str) -> Text:
     return text
 
 
-def show_run(run: Run) -> bool:
-    """Print the tables; False when a cell has no figure or a row must not be believed."""
-    from robustkpca import tables
+def show_run(run: Run, *, passes: bool = False) -> bool:
+    """Print tables, receipt and findings (`passes`: those too where nothing is wrong); False when a cell has no figure."""
+    from robustkpca import views
+    from robustkpca.findings import findings
 
-    for view in tables.views(run):
+    for view in views.views(run):
         print_table(view.title, view.cells, view.notes)
+    for line in views.receipt_lines(run):
+        out.print(line, style="dim", markup=False, highlight=False)
+    out.print()
+    found = findings(run)
+    shown = [f for f in found if passes or f.level != "pass"]
+    for f in shown:
+        out.print(f.level, style=_COLOURS[f.level], end=" ")
+        out.print(f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip(), markup=False, highlight=False)
+    counts = {level: sum(f.level == level for f in found) for level in _COLOURS}
+    out.print(f"findings: {', '.join(f'{n} {level}' for level, n in counts.items())}", highlight=False)
     healthy = True
     for status in run.statuses:
         if status.text != "complete":
@@ -148,3 +159,6 @@ def show_run(run: Run) -> bool:
             cell = f"{status.cell.attack} {status.cell.budget}".strip()
             err.print(f"no figure: {status.model}, {cell}: {status.text}", style="red", markup=False, highlight=False)
     return healthy
+
+
+_COLOURS = {"fail": "bold red", "warn": "bold yellow", "pass": "green"}

@@ -51,14 +51,14 @@ def table(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")],
-    out_file: Annotated[Path, typer.Option("--out", help="Markdown file to write; plots go beside it.")],
+    out_file: Annotated[
+        Path, typer.Option("--out", help="A .md file, with plots beside it, or one self-contained .html file.")
+    ],
 ) -> None:
-    """Write a Markdown report of stored runs: tables, plots, receipt."""
+    """Write a report of stored runs: summary in words, tables, plots, findings, receipt."""
     from robustkpca import report as reporting
     from robustkpca.outcomes import Run
 
-    if out_file.suffix != ".md":
-        raise SpecError(f"--out: expected a file ending in .md, got {out_file}")
     for file in reporting.write([Run.open(path) for path in runs], out_file):
         out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
 

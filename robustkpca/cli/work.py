@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,36 +16,41 @@ from robustkpca.cli.app import (
     Seed,
     app,
     choice,
-    err,
     out,
     pick_device,
     print_table,
     progress_bar,
     show_run,
 )
-from robustkpca.errors import CheckpointError, SpecError
+from robustkpca.cli.models import (
+    BatchSize,
+    Checkpoint,
+    Classes,
+    Data,
+    Heads,
+    ImageSize,
+    Iterations,
+    Model,
+    OutFolder,
+    Weights,
+    Workers,
+    classifiers,
+    start,
+)
+from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
-    from robustkpca.evaluation import Plan
-    from robustkpca.models import Classifier, Unusable
     from robustkpca.spec import Suite
 
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."
-        ),
-    ] = None,
+    model: Model = None,
     attack: Annotated[
         list[str] | None, typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.")
     ] = None,
-    checkpoint: Annotated[
-        list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
-    ] = None,
-    data: Annotated[str, typer.Option(help="Data set (see `datasets`): NAME or NAME:DIR.")] = "fashion-mnist",
+    checkpoint: Checkpoint = None,
+    data: Data = "fashion-mnist",
     in_distribution: Annotated[
         str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.")
     ] = None,
@@ -60,71 +64,44 @@ def evaluate(
         list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
-    weights: Annotated[str, typer.Option(help="raw (what was optimised) or ema, of files that hold both.")] = "raw",
-    iterations: Annotated[
-        str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 evaluates each of them.")
-    ] = None,
+    weights: Weights = "raw",
+    iterations: Iterations = None,
     lam: Lambda = None,
     layers: Layers = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")] = None,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")] = None,
-    classes: Annotated[
-        Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")
-    ] = None,
+    heads: Heads = None,
+    img_size: ImageSize = None,
+    classes: Classes = None,
     limit: Limit = None,
-    batch_size: Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")] = 100,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")] = 0,
+    batch_size: BatchSize = 100,
+    workers: Workers = 0,
     seed: Seed = 0,
     device: Device = "auto",
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
-    ] = None,
+    out_dir: OutFolder = None,
 ) -> None:
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
 
     from robustkpca import evaluation
     from robustkpca.datasets import load_samples
-    from robustkpca.outcomes import fingerprint
 
     started = time.monotonic()
     where = pick_device(device)
     samples = load_samples(data, limit=limit, seed=seed, in_distribution=in_distribution)
     suites = _suites(attack, protocol, eps, steps, attacked=not samples.conditioned)
-    models_ = _classifiers(
+    models_ = classifiers(
         model,
         checkpoint,
         iterations=iterations,
         layers=layers,
         classes=classes,
-        weights=choice("--weights", weights, ("raw", "ema")),
+        weights=weights,
         lam=lam,
         heads=heads,
         img_size=img_size,
         device=where,
     )
     plan = evaluation.Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax)
-    if out_dir is None:
-        parts = [s.name for s in suites] or [samples.name.partition(":")[0]]
-        out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
-    for line in _announcement(plan, where):
-        err.print(line, markup=False, highlight=False)
-    try:
-        with progress_bar() as progress:
-            bar = progress.add_task("starting", total=None)
-
-            def show(now: evaluation.Progress) -> None:
-                progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
-
-            run = plan.run(out_dir, workers=workers, on_progress=show)
-    except KeyboardInterrupt:
-        kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
-        err.print(
-            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there",
-            markup=False,
-            soft_wrap=True,
-        )
-        sys.exit(130)
+    run = start(plan, where, out_dir, workers)
     healthy = show_run(run)
     out.print(
         f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)",
@@ -136,27 +113,59 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _announcement(plan: Plan, device: str) -> list[str]:
-    """What is about to be run, one line each."""
-    from robustkpca.models import Classifier
+@app.command()
+def diagnose(
+    model: Model = None,
+    checkpoint: Checkpoint = None,
+    data: Data = "fashion-mnist",
+    eps: Annotated[
+        list[str] | None,
+        typer.Option(help="L-inf budgets in pixels, beside 0 and 1. Repeatable; default 4/255, 8/255."),
+    ] = None,
+    weights: Weights = "raw",
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    img_size: ImageSize = None,
+    classes: Classes = None,
+    limit: Limit = 100,
+    batch_size: BatchSize = 100,
+    workers: Workers = 0,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out_dir: OutFolder = None,
+) -> None:
+    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: something failed."""
+    from robustkpca import evaluation, findings
+    from robustkpca.datasets import load_samples
+    from robustkpca.spec import load_suite
 
-    samples = plan.samples
-    lines = []
-    for label, model in zip(plan.labels, plan.models, strict=True):
-        if isinstance(model, Classifier):
-            p = model.settings.preprocessing
-            notes = "".join(f"; {note}" for note in model.notes)
-            size = f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g} {p.interpolation}"
-            lines.append(f"model    {label}: {size}, weights {model.weights}{notes}")
-        else:
-            lines.append(f"model    {label}: failed: {model.reason}")
-    argmax = f", answers {plan.request['data']['argmax']}" if samples.among else ""
-    lines.append(f"data     {samples.name}, n = {len(samples)}{argmax}")
-    if samples.ignored:
-        shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
-        lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
-    lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
-    return [*lines, f"device   {device}, float32, seed {plan.seed}, batch size {plan.batch_size}"]
+    where = pick_device(device)
+    samples = load_samples(data, limit=limit, seed=seed)
+    if samples.conditioned:
+        raise SpecError(f"--data: diagnose attacks the images, {samples.name} is evaluated as it is")
+    battery, predicted = load_suite("diagnose"), load_suite("diagnose-predicted")
+    if eps:
+        battery, predicted = battery.with_eps(["0", *eps, "1"]), predicted.with_eps(eps[-1:])
+    models_ = classifiers(
+        model,
+        checkpoint,
+        iterations=iterations,
+        layers=layers,
+        classes=classes,
+        weights=weights,
+        lam=lam,
+        heads=heads,
+        img_size=img_size,
+        device=where,
+    )
+    plan = evaluation.Plan(models_, samples, [battery, predicted], seed=seed, batch_size=batch_size)
+    run = start(plan, where, out_dir, workers)
+    healthy = show_run(run, passes=True)
+    out.print(f"rows and receipt: {run.path}", markup=False, highlight=False, soft_wrap=True)
+    if not healthy or any(f.level == "fail" for f in findings.findings(run)):
+        raise typer.Exit(1)
 
 
 def _suites(
@@ -176,53 +185,6 @@ def _suites(
     return [suite.with_steps(steps) for suite in suites] if steps is not None else suites
 
 
-def _classifiers(
-    models: list[str] | None,
-    files: list[str] | None,
-    *,
-    iterations: str | None,
-    layers: str | None,
-    classes: Path | None,
-    **settings: Any,
-) -> list[Classifier | Unusable]:
-    """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
-    from robustkpca.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.models import Unusable
-    from robustkpca.settings import parse_iterations, parse_layers
-
-    if not models and not files:
-        known = ", ".join(EMBEDDED)
-        raise SpecError(f"--model: expected at least one of {known}, another name with --checkpoint, or timm:NAME")
-    if models and files and len(models) != len(files):
-        raise SpecError(
-            f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one"
-        )
-    names: list[str | None] = [*models] if models else [None] * len(files or [])
-    paths = [None if f == "embedded" else f for f in files or []] or [None] * len(names)
-    settings["layers"] = None if layers is None else parse_layers(layers)
-    settings["classes"] = _read_names(classes) if classes else ()
-    counts: tuple[int | None, ...] = (None,) if iterations is None else parse_iterations(iterations)
-    found: list[Classifier | Unusable] = []
-    for name, path in zip(names, paths, strict=True):
-        for count in counts:
-            try:
-                found.append(load_classifier(name, path, iterations=count, **settings))
-            except CheckpointError as error:
-                if len(names) == 1:
-                    raise
-                found.append(Unusable(name or Path(path or "").stem, str(path or name), str(error)))
-    if all(isinstance(m, Unusable) for m in found):
-        raise CheckpointError("; ".join(m.reason for m in found if isinstance(m, Unusable)))
-    return found
-
-
-def _read_names(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--classes {path}: {error}") from None
-
-
 @app.command()
 def bench(
     experiment: Annotated[str, typer.Argument(help="Name (see `benchmarks/`, e.g. paper-attacks) or a .toml file.")],
@@ -236,8 +198,8 @@ def bench(
     ] = None,
     reference: Annotated[bool, typer.Option(help="The paper's figures for the same protocol, data and model.")] = False,
     limit: Limit = None,
-    batch_size: Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")] = 100,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")] = 0,
+    batch_size: BatchSize = 100,
+    workers: Workers = 0,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:

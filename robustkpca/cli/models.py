@@ -1,0 +1,139 @@
+"""Loading models and starting a run, as `eval` and `diagnose` do it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robustkpca.cli.app import choice, err, progress_bar
+from robustkpca.errors import CheckpointError, SpecError
+
+if TYPE_CHECKING:
+    from robustkpca.evaluation import Plan, Progress
+    from robustkpca.models import Classifier, Unusable
+    from robustkpca.outcomes import Run
+
+Model = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."
+    ),
+]
+Checkpoint = Annotated[
+    list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
+]
+Data = Annotated[str, typer.Option(help="Data set (see `datasets`): NAME or NAME:DIR.")]
+Weights = Annotated[str, typer.Option(help="raw (what was optimised) or ema, of files that hold both.")]
+Iterations = Annotated[
+    str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 evaluates each of them.")
+]
+Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")]
+ImageSize = Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")]
+Classes = Annotated[Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")]
+BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
+]
+
+
+def start(plan: Plan, device: str, out_dir: Path | None, workers: int) -> Run:
+    """Announce what is about to be run, and run or continue it with a progress bar; Ctrl-C says what is kept."""
+    from robustkpca.outcomes import fingerprint
+
+    if out_dir is None:
+        parts = [s.name for s in plan.suites] or [plan.samples.name.partition(":")[0]]
+        out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
+    for line in announcement(plan, device):
+        err.print(line, markup=False, highlight=False)
+    try:
+        with progress_bar() as progress:
+            bar = progress.add_task("starting", total=None)
+
+            def show(now: Progress) -> None:
+                progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
+
+            return plan.run(out_dir, workers=workers, on_progress=show)
+    except KeyboardInterrupt:
+        kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
+        err.print(
+            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there",
+            markup=False,
+            soft_wrap=True,
+        )
+        sys.exit(130)
+
+
+def announcement(plan: Plan, device: str) -> list[str]:
+    """What is about to be run, one line each."""
+    from robustkpca.models import Classifier
+
+    samples = plan.samples
+    lines = []
+    for label, model in zip(plan.labels, plan.models, strict=True):
+        if isinstance(model, Classifier):
+            p = model.settings.preprocessing
+            notes = "".join(f"; {note}" for note in model.notes)
+            size = f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g} {p.interpolation}"
+            lines.append(f"model    {label}: {size}, weights {model.weights}{notes}")
+        else:
+            lines.append(f"model    {label}: failed: {model.reason}")
+    argmax = f", answers {plan.request['data']['argmax']}" if samples.among else ""
+    lines.append(f"data     {samples.name}, n = {len(samples)}{argmax}")
+    if samples.ignored:
+        shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
+        lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
+    lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
+    return [*lines, f"device   {device}, float32, seed {plan.seed}, batch size {plan.batch_size}"]
+
+
+def classifiers(
+    models: list[str] | None,
+    files: list[str] | None,
+    *,
+    iterations: str | None,
+    layers: str | None,
+    classes: Path | None,
+    weights: str,
+    **settings: Any,
+) -> list[Classifier | Unusable]:
+    """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
+    from robustkpca.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.models import Unusable
+    from robustkpca.settings import parse_iterations, parse_layers
+
+    if not models and not files:
+        known = ", ".join(EMBEDDED)
+        raise SpecError(f"--model: expected at least one of {known}, another name with --checkpoint, or timm:NAME")
+    if models and files and len(models) != len(files):
+        raise SpecError(
+            f"--checkpoint: expected one for each --model ({len(models)}), got {len(files)}; `embedded` is one"
+        )
+    names: list[str | None] = [*models] if models else [None] * len(files or [])
+    paths = [None if f == "embedded" else f for f in files or []] or [None] * len(names)
+    settings["weights"] = choice("--weights", weights, ("raw", "ema"))
+    settings["layers"] = None if layers is None else parse_layers(layers)
+    settings["classes"] = _read_names(classes) if classes else ()
+    counts: tuple[int | None, ...] = (None,) if iterations is None else parse_iterations(iterations)
+    found: list[Classifier | Unusable] = []
+    for name, path in zip(names, paths, strict=True):
+        for count in counts:
+            try:
+                found.append(load_classifier(name, path, iterations=count, **settings))
+            except CheckpointError as error:
+                if len(names) == 1:
+                    raise
+                found.append(Unusable(name or Path(path or "").stem, str(path or name), str(error)))
+    if all(isinstance(m, Unusable) for m in found):
+        raise CheckpointError("; ".join(m.reason for m in found if isinstance(m, Unusable)))
+    return found
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"--classes {path}: {error}") from None

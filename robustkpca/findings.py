@@ -1,0 +1,131 @@
+"""Reasons not to believe a number: what the rows of a run and the probes of its models give away.
+
+Each rule looks at one model of one run and says pass, warn or fail, or nothing where the run does not hold what it needs. The rules follow
+the checklists of Carlini et al., "On Evaluating Adversarial Robustness", 2019, arXiv 1902.06705, and Athalye et al. 2018, arXiv 1802.00420.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from robustkpca import order, stats
+from robustkpca.order import Level, Model, Said
+from robustkpca.outcomes import Run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says of a model: `message` is what was seen, `advice` what it means and what to do (empty for a pass)."""
+
+    level: Level
+    rule: str
+    model: str
+    message: str
+    advice: str = ""
+
+
+def _softmaxed(m: Model) -> Said:
+    if not m.probe:
+        return None
+    if m.probe["softmaxed"]:
+        return (
+            "fail",
+            "the outputs are probabilities, not logits",
+            "A second softmax flattens the loss and weakens every attack on it: return the values before the softmax.",
+        )
+    return "pass", "outputs are not probabilities", ""
+
+
+def _random(m: Model) -> Said:
+    if not m.probe:
+        return None
+    share, changed = m.probe["random"], m.probe["random_predictions"]
+    if share is not None and share <= 1e-4 and not changed:
+        return "pass", "two passes over the same images agree", ""
+    seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.probe['n']} answers)"
+    specs = [a.spec for a in m.attacks]
+    averaged = [s for s in specs if float(s.parameters.get("eot", s.parameters.get("eot_iter", 1))) > 1]
+    if averaged:
+        return "warn", seen, "The model draws random numbers; believe only the attacks that average over them (eot)."
+    return (
+        "fail",
+        seen,
+        "The model draws random numbers and no attack averages over them: use BestPGD with eot = 20 or APGD with eot_iter = 20.",
+    )
+
+
+def _gradients(m: Model) -> Said:
+    if not m.probe:
+        return None
+    n, zero, broken = (m.probe[k] for k in ("gradients", "zero_gradients", "broken_gradients"))
+    if broken:
+        return (
+            "fail",
+            f"{broken} of {n} input gradients are not finite",
+            "Such images cannot be attacked by gradients: mend the model's numerics.",
+        )
+    seen = f"{zero} of {n} input gradients of the cross-entropy are zero"
+    if zero > 0.02 * n:
+        advice = (
+            "Attacks by that gradient stand still on such images, which then only look robust: use the margin loss, "
+            "Square, or for attention with a threshold the suite adaptive."
+        )
+        return ("fail" if zero > 0.1 * n else "warn"), seen, advice
+    return "pass", seen, ""
+
+
+def _precision(m: Model) -> Said:
+    if not m.probe or m.probe["cosine_worst"] is None:
+        return None
+    worst, median = m.probe["cosine_worst"], m.probe["cosine_median"]
+    seen = f"cosine of float32 to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
+    if worst >= 0.95:
+        return "pass", seen, ""
+    advice = "The gradient is partly rounding: PAP is chaotic for some settings. Judge by the worst case of the suite adaptive."
+    return ("fail" if median < 0.8 else "warn"), seen, advice
+
+
+def _normalisation(m: Model) -> Said:
+    if not m.probe or not m.probe["normalisations"]:
+        return None
+    n, correct = m.probe["n"], m.probe["correct"]
+    for name, (gained, lost) in m.probe["normalisations"].items():
+        better = stats.Paired(n, lost, gained)  # ours against that way
+        if better.difference < -0.05 and better.p_worse < 0.001:
+            return (
+                "fail",
+                f"{correct} of {n} images are right, and {correct + gained - lost} with another normalisation ({name})",
+                "The images are probably normalised twice, not at all, or with other numbers than in training: give the model's own mean and std, once.",
+            )
+    return "pass", "no other normalisation does better than the model's", ""
+
+
+RULES: dict[str, Callable[[Model], Said]] = {
+    "rows": order.rows_hold,
+    "logits": _softmaxed,
+    "randomness": _random,
+    "gradients": _gradients,
+    "gradient-precision": _precision,
+    "normalisation": _normalisation,
+    "eps-zero": order.eps_zero,
+    "eps-order": order.eps_order,
+    "huge-budget": order.huge_budget,
+    "more-effort": order.more_effort,
+    "one-step": order.one_step,
+    "black-box": order.black_box,
+    "autoattack-square": order.square_last,
+    "autoattack-standard": order.standard_autoattack,
+    "attacked-labels": order.attacked_labels,
+}
+
+
+def findings(run: Run) -> list[Finding]:
+    """What every rule that can be applied says of every model that was evaluated, passes included, in the order of RULES."""
+    found = []
+    for name in run.models:
+        model = Model(run, name)
+        for rule, judge in RULES.items():
+            if (said := judge(model)) is not None:
+                found.append(Finding(said[0], rule, name, said[1], said[2]))
+    return found

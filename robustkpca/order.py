@@ -1,0 +1,297 @@
+"""What the rows of a run give away: attacks whose order of strength is known, compared on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal
+
+import pandas as pd
+
+from robustkpca import stats
+from robustkpca.outcomes import FLAGS, Run
+from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, load_suite
+
+Level = Literal["pass", "warn", "fail"]
+LEVEL = 0.01  # of the one-sided exact McNemar tests below
+POINTS = 0.01  # a share of the samples too small to make a finding of, whatever its p value
+
+# What a method knows of the model; a test keeps this list and `methods.METHODS` together.
+ONE_STEP = {"FGSM"}
+ITERATED = {"PGD", "BestPGD", "BIM", "MIFGSM", "PGDL2", "APGD", "APGDT", "FABT", "CW", "AutoAttack", "SLD"}
+BLACK_BOX = {"Square", "SPSA", "UniformNoise"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One attack at one budget, whole: which samples are still right, by id."""
+
+    label: str
+    suite: Suite
+    spec: AttackSpec
+    eps: Fraction
+    correct: pd.Series
+    rpc: bool  # whether the model has the attention that surrogates go around
+
+    @property
+    def threat(self) -> tuple[object, ...]:
+        """What must be the same for two attacks to be compared at one eps."""
+        threat = self.suite.threat
+        assert threat is not None
+        return threat.norm, threat.space, threat.clip, threat.labels
+
+    @property
+    def kind(self) -> str:
+        if self.spec.method in BLACK_BOX:
+            return "black"
+        return "transfer" if self.rpc and self.spec.through == "symvit" else "white"
+
+    @property
+    def name(self) -> str:
+        return f"{self.label} at eps {self.suite.budgets[self._place]}"
+
+    @property
+    def _place(self) -> int:
+        assert self.suite.threat is not None
+        return self.suite.threat.budgets.index(self.eps)
+
+    @property
+    def effort(self) -> float:
+        """Gradient steps."""
+        p = self.spec.parameters
+        return float(p.get("steps", 1)) * float(p.get("restarts", p.get("n_restarts", 1)))
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {100 * self.correct.mean():.1f} %"
+
+
+class Model:
+    """One model of a run, as the rules see it."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run, self.name = run, name
+        self.probe = run.probes.get(name)
+        self.clean = self._rows(Cell(CLEAN, ""))
+        self.attacks = list(self._measured())
+
+    def _rows(self, cell: Cell) -> pd.DataFrame | None:
+        return self.run.cell_rows(self.name, cell) if self.run.status(self.name, cell).text == "complete" else None
+
+    def _measured(self) -> Iterator[Measured]:
+        described = next(d for d in self.run.request["models"] if d["label"] == self.name)
+        rpc = bool((described["settings"] or {}).get("rpc"))
+        for suite in self.run.suites:
+            if suite.threat is None or suite.cascade:  # rows of a cascade add up: none is an attack's alone
+                continue
+            for label, spec in suite.attacks.items():
+                for text, eps in zip(suite.budgets, suite.threat.budgets, strict=True):
+                    rows = self._rows(Cell(label, text))
+                    if rows is not None and isinstance(spec, AttackSpec):
+                        yield Measured(label, suite, spec, eps, rows["correct"].astype(bool), rpc)
+
+    def groups(self) -> Iterator[list[Measured]]:
+        """Attacks of one threat model at one budget above 0."""
+        keys = dict.fromkeys((m.threat, m.eps) for m in self.attacks if m.eps > 0)
+        for key in keys:
+            yield [m for m in self.attacks if (m.threat, m.eps) == key]
+
+
+Said = tuple[Level, str, str] | None  # level, what was seen, what it means and what to do
+
+
+def _only(first: pd.Series, second: pd.Series) -> stats.Paired:
+    return stats.Paired.of(first.to_numpy(bool), second.reindex(first.index).to_numpy(bool))
+
+
+def _clearly(difference: stats.Paired) -> bool:
+    """Whether the second is lower beyond chance and by more than a trifle."""
+    return difference.difference < -POINTS and difference.p_worse < LEVEL
+
+
+def _worst(said: list[Said], passed: str) -> Said:
+    """The gravest of what was said; `passed` where there was something to look at and nothing was wrong."""
+    found = [s for s in said if s is not None]
+    for level in ("fail", "warn"):
+        for s in found:
+            if s[0] == level:
+                return s
+    return ("pass", passed, "") if said else None
+
+
+def rows_hold(m: Model) -> Said:
+    rows = m.run.rows
+    raised = rows.loc[(rows["model"] == m.name) & (rows["flags"] != ""), "flags"]
+    if raised.empty:
+        return (
+            ("pass", "every attacked image is within its budget and range, every logit finite", "")
+            if len(rows)
+            else None
+        )
+    reasons = ", ".join(FLAGS[f] for f in sorted({f for flags in raised for f in flags.split(",")}))
+    return "fail", f"{len(raised)} rows must not be believed: {reasons}", "Figures on such rows are shown as invalid."
+
+
+def eps_zero(m: Model) -> Said:
+    if m.clean is None:
+        return None
+    before = m.clean["prediction"]
+    said: list[Said] = []
+    for a in m.attacks:
+        if a.eps == 0 and a.suite.threat and a.suite.threat.norm != "none":
+            now = m.run.cell_rows(m.name, Cell(a.label, "0"))["prediction"].reindex(before.index)
+            other = int((now != before).sum())
+            advice = "A budget of 0 leaves one image: the model is random, or the attack does not keep its budget."
+            said.append(
+                ("fail", f"{a.label} at eps 0 changes {other} of {len(before)} answers", advice) if other else None
+            )
+    return _worst(said, "eps 0 gives the clean answers")
+
+
+def eps_order(m: Model) -> Said:
+    said: list[Said] = []
+    for label in dict.fromkeys(a.label for a in m.attacks):
+        own = sorted((a for a in m.attacks if a.label == label), key=lambda a: a.eps)
+        for small, large in pairwise(own):
+            wrong = _clearly(_only(large.correct, small.correct))
+            advice = "A larger ball holds the smaller one: the attack is too weak at the larger budget (step size, number of steps)."
+            said.append(("fail", f"{small.text}, but {large.text}", advice) if wrong else None)
+    return _worst(said, "accuracy falls as eps grows")
+
+
+def huge_budget(m: Model) -> Said:
+    said: list[Said] = []
+    for group in m.groups():
+        threat = group[0].suite.threat
+        if threat is None or threat.norm != "linf" or threat.space != "pixel" or group[0].eps < Fraction(1, 2):
+            continue
+        whites = [a for a in group if a.kind == "white"]
+        if not whites:
+            continue
+        best = min(whites, key=lambda a: a.correct.mean())
+        advice = "Within such a budget every image can become any other: attacks by gradients fail on this model, so smaller budgets prove nothing."
+        share = best.correct.mean()
+        said.append(None if share <= 0.02 else ("fail" if share > 0.1 else "warn", best.text, advice))
+    return _worst(said, "a huge budget leaves at most 2 %")
+
+
+def more_effort(m: Model) -> Said:
+    said: list[Said] = []
+    for group in m.groups():
+        own = sorted((a for a in group if a.kind == "white" and a.spec.through == "full" and a.spec.method in ITERATED),
+                     key=lambda a: a.effort)  # fmt: skip
+        for i, weak in enumerate(own):
+            for strong in own[i + 1 :]:
+                if strong.effort < 2 * weak.effort:
+                    continue
+                if _clearly(_only(strong.correct, weak.correct)):
+                    advice = "More steps and restarts should not raise accuracy: the longer attack is badly tuned, or the gradient misleads."
+                    said.append(("fail", f"{weak.text}, but with more effort {strong.text}", advice))
+                elif (gap := _only(weak.correct, strong.correct)).difference < -0.03 and _clearly(gap):
+                    advice = "The shorter attack has not converged: report the stronger one."
+                    said.append(("warn", f"{weak.text}, with more effort {strong.text}", advice))
+                else:
+                    said.append(None)
+    return _worst(said, "more steps and restarts change little and never raise accuracy")
+
+
+def one_step(m: Model) -> Said:
+    said: list[Said] = []
+    for group in m.groups():
+        ones = [a for a in group if a.spec.method in ONE_STEP]
+        many = [a for a in group if a.spec.method in ITERATED and a.kind == "white" and a.spec.through == "full"]
+        if ones and many:
+            one, best = (min(g, key=lambda a: a.correct.mean()) for g in (ones, many))
+            advice = "An iterated attack contains the single step: its step size is wrong, or the gradient is masked."
+            said.append(
+                ("fail", f"{one.text}, but {best.text}", advice) if _clearly(_only(best.correct, one.correct)) else None
+            )
+    return _worst(said, "iterated attacks are at least as strong as one step")
+
+
+def black_box(m: Model) -> Said:
+    said: list[Said] = []
+    for group in m.groups():
+        whites = [a for a in group if a.kind == "white"]
+        if not whites:
+            continue
+        survivors = pd.concat([a.correct for a in whites], axis=1).all(axis=1)
+        best = min(whites, key=lambda a: a.correct.mean())
+        for other in group:
+            if other.kind == "white":
+                continue
+            alone = int((survivors & ~other.correct.reindex(survivors.index)).sum())
+            what = "a black-box attack" if other.kind == "black" else "an attack on another model"
+            seen = f"{other.text}, {best.text}; {alone} images are broken by {other.label} and by no attack with the model's gradient"
+            advice = f"The model's gradient finds less than {what}: it is masked. Count the worst case over all attacks, and try the suite adaptive."
+            if _clearly(_only(best.correct, other.correct)):
+                said.append(("fail", seen, advice))
+            elif alone > max(1, 0.03 * len(survivors)):
+                said.append(("warn", seen, advice))
+            else:
+                said.append(None)
+    return _worst(said, "no black-box or transferred attack does what gradients cannot")
+
+
+def square_last(m: Model) -> Said:
+    """The reference AutoAttack warns when Square breaks what APGD and FAB left."""
+    said: list[Said] = []
+    for suite in m.run.suites:
+        labels = list(suite.attacks)
+        if not suite.cascade or suite.attack[-1].method not in BLACK_BOX or len(labels) < 2:
+            continue
+        for budget in suite.budgets:
+            parts = [m._rows(Cell(label, budget)) for label in labels[-2:]]
+            if parts[0] is None or parts[1] is None:
+                continue
+            count = int(parts[0]["correct"].sum() - parts[1]["correct"].sum())
+            advice = (
+                "Gradients miss what a search without them finds: the gradient may be masked. Try the suite adaptive."
+            )
+            few = count <= max(1, 0.01 * m.run.n)
+            said.append(
+                None
+                if few
+                else (
+                    "warn",
+                    f"{labels[-1]} at eps {budget} broke {count} images that the attacks before it left",
+                    advice,
+                )
+            )
+    return _worst(said, "Square adds little to the attacks before it")
+
+
+def standard_autoattack(m: Model) -> Said:
+    said: list[Said] = []
+    for suite in m.run.suites:
+        if not suite.name.startswith("autoattack"):
+            continue
+        theirs = load_suite("autoattack")
+        advice = "Call it by another name, and do not compare it with leaderboards."
+        same = suite.attack == theirs.attack and suite.cascade
+        said.append(
+            None if same else ("warn", f"{suite.name} is not the standard AutoAttack: {suite.describe()}", advice)
+        )
+    return _worst(said, "AutoAttack has its standard parameters")
+
+
+def attacked_labels(m: Model) -> Said:
+    said: list[Said] = []
+    for a in m.attacks:
+        if a.eps == 0 or a.suite.threat is None or a.suite.threat.labels != "predicted" or m.clean is None:
+            continue
+        before = m.clean["correct"].reindex(a.correct.index).astype(bool)
+        helped = int((~before & a.correct).sum())
+        twins = [
+            b
+            for b in m.attacks
+            if b.spec == a.spec and b.eps == a.eps and b.threat[:3] == a.threat[:3] and b.threat[3] == "true"
+        ]
+        gap = f"; with true labels attacked {twins[0].text}" if twins else ""
+        seen = f"{a.text}: the model's own answers were attacked, which made {helped} wrong answers right{gap}"
+        far = bool(twins) and abs(twins[0].correct.mean() - a.correct.mean()) > POINTS
+        advice = "Say which labels were attacked; figures with true labels are lower and the ones to compare with the literature."
+        said.append(("warn", seen, advice) if helped > POINTS * len(before) or far else None)
+    return _worst(said, "it makes no difference whether true or predicted labels are attacked")

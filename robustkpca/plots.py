@@ -1,0 +1,158 @@
+"""Figures of a report as PNG bytes; the same run gives the same bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from robustkpca.outcomes import Run
+from robustkpca.settings import ModelSettings
+from robustkpca.spec import CLEAN, Cell, Suite, parse_eps
+from robustkpca.tables import WORST
+
+SHOWN = 2  # samples of each model in the figure of examples
+
+
+def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
+    """Accuracy over eps from the clean figure at 0, or over severity, with 95 % Wilson bands; None without two points.
+
+    Of a suite of several attacks, the worst case; of corruptions, their mean, which has no band.
+    """
+    with _figure(6.4, 4.0) as figure:
+        axes = figure.add_subplot()
+        drawn = False
+        for number, model in enumerate(run.models):
+            own = long[(long["model"] == model) & (long["status"] == "complete")]
+            points = _corruption_points(own, suite) if suite.corruptions else _attack_points(own, suite)
+            if len(points) < 2:
+                continue
+            drawn, colour = True, f"C{number % 10}"
+            axes.plot(points["x"], 100 * points["accuracy"], marker="o", markersize=3.5, color=colour, label=model)
+            if points["low"].notna().all():
+                axes.fill_between(
+                    points["x"], 100 * points["low"], 100 * points["high"], color=colour, alpha=0.15, lw=0
+                )
+        if not drawn:
+            return None
+        axes.set_ylim(0, 100)
+        axes.set_ylabel("accuracy (%)")
+        unit = "normalised units" if suite.threat and suite.threat.space == "normalized" else "pixel units"
+        axes.set_xlabel("severity (0: clean)" if suite.corruptions else f"eps * 255 ({unit}; 0: clean)")
+        worst = "" if suite.corruptions or len(suite.attack) == 1 else f", {WORST}"
+        axes.set_title(f"{suite.title}{worst}", wrap=True)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+        return _png(figure)
+
+
+def _attack_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+    label = next(iter(suite.attacks)) if len(suite.attack) == 1 else f"{suite.name}/{WORST}"
+    part = own[(own["attack"] == label) & (own["suite"] == suite.name)]
+    clean = own[own["attack"] == CLEAN].assign(x=0.0)
+    # The clean figure stands for a budget of 0, unless that was run itself.
+    part = part.assign(x=[float(parse_eps(b) * 255) for b in part["budget"]])
+    points = part if (part["x"] == 0).any() else pd.concat([clean, part])
+    return points[["x", "accuracy", "low", "high"]].astype(float).sort_values("x")
+
+
+def _corruption_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+    clean = own[own["attack"] == CLEAN]
+    rows = [{"x": 0.0, "accuracy": float(a)} for a in clean["accuracy"]]
+    part = own[own["suite"] == suite.name]
+    for severity, group in part.groupby("budget"):
+        if len(group) == len(suite.corruptions):
+            rows.append({"x": float(str(severity)), "accuracy": float(group["accuracy"].mean())})
+    points = pd.DataFrame(rows, columns=["x", "accuracy"]).sort_values("x")
+    return points.assign(low=np.nan, high=np.nan)
+
+
+def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
+    """Accuracy of every corruption and severity, a panel for each model; cells without a figure stay blank."""
+    models, names = run.models, list(suite.corruptions)
+    with _figure(1.8 + 2.4 * len(models), 0.8 + 0.27 * len(names)) as figure:
+        panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+        for axes, model in zip(panels, models, strict=True):
+            own = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
+            shares = np.array([[own.loc[(suite.label(c), b), "accuracy"] for b in suite.budgets] for c in names])
+            values = pd.DataFrame(shares).astype("Float64").to_numpy(float, na_value=np.nan)
+            axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            for (i, j), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=7,
+                              color="black" if value > 0.6 else "white")  # fmt: skip
+            axes.set_xticks(range(len(suite.budgets)), suite.budgets)
+            axes.set_yticks(range(len(names)), names, fontsize=8)
+            axes.set_xlabel("severity")
+            axes.set_title(model, fontsize=8, wrap=True)
+        return _png(figure)
+
+
+def example_images(run: Run, suite: Suite) -> bytes | None:
+    """A row for each model: clean image, what was added (grey: nothing), and the attacked image of a few samples; None where none were kept."""
+    rows = []
+    for model in run.models:
+        label = _strongest(run, model, suite)
+        if label is not None and (kept := run.examples(model, label)) is not None:
+            rows.append((model, label, kept))
+    if not rows:
+        return None
+    with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:
+        grid = figure.subplots(len(rows), 3 * SHOWN, squeeze=False)
+        for line, (model, label, kept) in zip(grid, rows, strict=True):
+            for axes in line:
+                axes.set_axis_off()
+            for k in range(min(SHOWN, len(kept.label))):
+                image, added = kept.image[k].astype(float), kept.added[k].astype(float)
+                top = max(float(np.abs(added).max()), 1e-9)
+                titles = [
+                    f"clean: {_name(run, model, kept.clean_prediction[k])}",
+                    f"added x {0.5 / top:.0f}",
+                    f"attacked: {_name(run, model, kept.prediction[k])}",
+                ]
+                for axes, x, title in zip(
+                    line[3 * k :], (image, 0.5 + 0.5 * added / top, image + added), titles, strict=False
+                ):
+                    pixels = np.clip(x, 0, 1).transpose(1, 2, 0)
+                    axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
+                    axes.set_title(title, fontsize=6, wrap=True)
+            line[0].text(
+                0, -0.12, f"{model}, {label} eps {kept.budget}", fontsize=6, transform=line[0].transAxes, va="top"
+            )
+        return _png(figure)
+
+
+def _strongest(run: Run, model: str, suite: Suite) -> str | None:
+    """The attack that left the fewest samples right at the suite's largest budget."""
+    budget = max(suite.budgets, key=lambda text: parse_eps(text))
+    whole = [x for x in suite.attacks if run.status(model, Cell(x, budget)).text == "complete"]
+    return min(whole, key=lambda x: run.cell_rows(model, Cell(x, budget))["correct"].mean(), default=None)
+
+
+def _name(run: Run, model: str, number: NDArray[Any]) -> str:
+    settings = next(m["settings"] for m in run.request["models"] if m["label"] == model)
+    classes = ModelSettings.parse(settings, "model settings").classes
+    i = int(number)
+    return classes[i] if not isinstance(classes, str) and 0 <= i < len(classes) else str(i)
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[Figure]:
+    # No text of a label is read as mathematics.
+    with mpl.rc_context(
+        {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
+    ):
+        yield Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})  # no version: the same bytes again
+    return buffer.getvalue()

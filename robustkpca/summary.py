@@ -1,0 +1,97 @@
+"""A run in words, generated from its numbers: which model is better, by how much, how sure, under which attack, and what was not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from robustkpca import tables
+from robustkpca.findings import Finding
+from robustkpca.outcomes import Run
+from robustkpca.spec import CLEAN, Suite
+from robustkpca.tables import WORST
+from robustkpca.views import share, with_interval
+
+
+def summary(run: Run, found: Sequence[Finding]) -> list[str]:
+    """One sentence or two for each thing a reader must know, the gravest last."""
+    long = tables.accuracy_table(run)
+    lines = []
+    columns = [c for c in [_column(s) for s in run.suites] if c is not None]
+    if ((long["attack"] == CLEAN) & (long["budget"] == "")).any():
+        columns.insert(0, ("", CLEAN, ""))
+    for name, attack, budget in columns:
+        lines += _cell(run, long, name, attack, budget)
+    for suite in run.suites:
+        if suite.corruptions:
+            lines += _corruptions(run, long, suite)
+    if len(run.models) > 1:
+        lines += _verdicts(run)
+    if any(s.attack for s in run.suites):
+        lines += _strength(run)
+    broken = [s for s in run.statuses if s.text != "complete"]
+    if broken:
+        lines.append(f"{len(broken)} of {len(run.statuses)} cells have no figure; the tables say why.")
+    for level, said in (("warn", "be read with care"), ("fail", "not be believed as they stand")):
+        rules = sorted({f"{f.rule} ({f.model})" for f in found if f.level == level})
+        if rules:
+            lines.append(f"Some figures must {said}, see the findings: {', '.join(rules)}.")
+    return lines
+
+
+def _column(suite: Suite) -> tuple[str, str, str] | None:
+    """What stands for a suite of attacks: its largest budget, and of several attacks the worst case."""
+    if suite.threat is None:
+        return None
+    budget = suite.budgets[max(range(len(suite.budgets)), key=lambda i: suite.threat.budgets[i])]  # type: ignore[union-attr]
+    return suite.name, next(iter(suite.attacks)) if len(suite.attack) == 1 else f"{suite.name}/{WORST}", budget
+
+
+def _cell(run: Run, long: pd.DataFrame, suite: str, attack: str, budget: str) -> list[str]:
+    rows = long[(long["suite"] == suite) & (long["attack"] == attack) & (long["budget"] == budget)].set_index("model")
+    where = "Without an attack" if attack == CLEAN else f"Under {attack.replace('/', ', ')} at eps {budget}"
+    texts = [f"{model} {with_interval(rows.loc[model])} % right" if rows.loc[model, "status"] == "complete"
+             else f"{model} no figure" for model in run.models]  # fmt: skip
+    return [f"{where}, of {run.n} images: {', '.join(texts)}."]
+
+
+def _corruptions(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
+    texts = []
+    for model in run.models:
+        own = long[(long["suite"] == suite.name) & (long["model"] == model)]
+        whole = (own["status"] == "complete").all()
+        texts.append(f"{model} {share(float(own['accuracy'].mean()))} %" if whole else f"{model} no figure")
+    return [f"Mean over the {len(suite.corruptions)} generated corruptions of {suite.name}: {', '.join(texts)}."]
+
+
+def _verdicts(run: Run) -> list[str]:
+    """Each model against the first, over all cells of the comparison."""
+    frame = tables.compare(run)
+    lines = []
+    for model, own in frame.groupby("model", sort=False):
+        clear = own[own["p_holm"] < 0.05]
+        better, worse = clear[clear["difference"] > 0], clear[clear["difference"] < 0]
+        line = (
+            f"{model} against {run.models[0]}, image by image: better in {len(better)}, worse in {len(worse)}, "
+            f"not distinguishable in {len(own) - len(clear)} of {len(own)} cells"
+        )
+        if len(clear):
+            row = clear.loc[clear["difference"].abs().idxmax()]
+            name = f"{row['attack'].replace('/', ', ')} {row['budget']}".strip()
+            line += (
+                f"; the largest clear difference is {100 * row['difference']:+.1f} points "
+                f"({100 * row['low']:+.1f} to {100 * row['high']:+.1f}) under {name}"
+            )
+        lines.append(f"{line} (exact McNemar tests, Holm-adjusted over all cells).")
+    return lines
+
+
+def _strength(run: Run) -> list[str]:
+    """What stronger attacks were left out: accuracy under an attack is an upper bound of robustness."""
+    names = {s.name for s in run.suites}
+    rpc = any((m["settings"] or {}).get("rpc") for m in run.request["models"])
+    missing = [n for n in ("autoattack", "adaptive") if n not in names and (n != "adaptive" or rpc)]
+    if not missing:
+        return []
+    return [f"Not run: {' and '.join(missing)}. Accuracy under weaker attacks is an upper bound of robustness."]
