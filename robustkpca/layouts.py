@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -12,8 +13,9 @@ import pandas as pd
 
 from robustkpca import metrics, stats
 from robustkpca.errors import SpecError
-from robustkpca.outcomes import Run, fingerprint
-from robustkpca.spec import CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite, load_suite, suite_names
+from robustkpca.outcomes import Run, differences
+from robustkpca.spec import BATCH_DEPENDENT, CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite, load_suite, suite_names
+from robustkpca.views import receipt_lines
 
 # How the paper calls a data set, and how many images it has: a figure on fewer has no published counterpart.
 PUBLISHED: dict[str, tuple[str, int]] = {
@@ -167,12 +169,21 @@ def paper_figures() -> dict[tuple[Key, str], float]:
     }
 
 
-def _basis(run: Run, suite: Suite | None = None) -> str:
-    """What decides the numbers of a column, but not the model: data, argmax, seed, precision, threat model and parameters."""
+def _facts(run: Run, suite: Suite | None = None) -> dict[str, object]:
+    """What decides the numbers of a column, but not the model."""
     request = run.request
-    data = {k: v for k, v in request["data"].items() if k != "conditions"}
-    parts = {"data": data, "seed": request["seed"], "dtype": request["dtype"]}
-    return fingerprint({**parts, "suite": suite.model_dump(mode="json") if suite else None})
+    facts: dict[str, object] = {k: request[k] for k in ("seed", "dtype", "device", "software")}
+    facts["data"] = {k: v for k, v in request["data"].items() if k != "conditions"}
+    if suite is not None:
+        facts["suite"] = suite.model_dump(mode="json")
+        if any(a.method in BATCH_DEPENDENT for a in suite.attack):
+            facts["batch_size"] = request["batch_size"]
+    return facts
+
+
+def _basis(run: Run, suite: Suite | None = None) -> str:
+    """The facts of a column as text: data, argmax, seed, precision, device, versions, threat model and parameters."""
+    return json.dumps(_facts(run, suite), sort_keys=True)
 
 
 def _key(run: Run, attack: str, metric: str, suite: Suite | None = None) -> Key | None:
@@ -309,12 +320,13 @@ def runtime(runs: Sequence[Run]) -> Table:
     """Parameters, and wall milliseconds an image and budget, clean and under each attack, on the machine and batch size of the run."""
     table = Table("Runtime")
     for run in runs:
-        place = fingerprint(
+        place = json.dumps(
             {
                 "environment": run.manifest["environment"],
                 "batch": run.request["batch_size"],
                 "device": run.request["device"],
-            }
+            },
+            sort_keys=True,
         )
         for described in run.request["models"]:
             model = described["label"]
@@ -353,17 +365,14 @@ def _with_notes(table: Table, runs: Sequence[Run]) -> Table:
     if not table.entries:
         raise SpecError("none of the runs has a figure for this layout")
     for run in runs:
-        data = run.request["data"]
-        table.notes.append(
-            f"{data['name']}, n = {run.n}, ids {data['ids']}, answers {data['argmax']}; seed {run.request['seed']}, "
-            f"{run.request['dtype']}; run {run.manifest['fingerprint']}."
-        )
+        table.notes += receipt_lines(run)
         table.notes += [f"{suite.name}: {suite.describe()}." for suite in run.suites]
+    firsts: dict[str, Column] = {}
     for column, head in table.heads.items():
-        if head != column.title:
-            table.notes.append(
-                f"{head} differs from the column of that name in its data, seed, precision or threat model."
-            )
+        first = firsts.setdefault(column.title, column)
+        if column is not first and column.basis and first.basis:
+            other = differences(json.loads(column.basis), json.loads(first.basis))
+            table.notes.append(f"{head} is not the column [1] of that name: {'; '.join(other[:3])}.")
     return table
 
 

@@ -80,7 +80,8 @@ def _gradient(classifier: Classifier, images: Tensor, labels: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         x = images.detach().clone().requires_grad_()
         loss = F.cross_entropy(classifier(x), labels, reduction="sum")
-        return torch.autograd.grad(loss, x)[0]
+        # A model that rounds may have no gradient at all: that is a gradient of zero.
+        return torch.autograd.grad(loss, x)[0] if loss.requires_grad else torch.zeros_like(x)
 
 
 def _number(value: Tensor) -> float | None:

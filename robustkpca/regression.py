@@ -5,76 +5,142 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from pydantic import Field
 
 from robustkpca import stats
 from robustkpca.errors import SpecError
+from robustkpca.findings import findings
 from robustkpca.outcomes import Run
-from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell
+from robustkpca.settings import Frozen
+from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell, read_toml
 
-HOLDS, REGRESSED, NOT_COMPARABLE = 0, 1, 2  # exit codes
-SUSPICIOUS = 20.0  # points; a gain that calls for a second look
+HOLDS, REGRESSED, INVALID = 0, 1, 2  # exit codes
+COLUMNS = ["model", "attack", "budget", "n", "baseline", "now", "change", "low", "high", "p", "tolerance", "verdict"]
+
+
+class CellTolerance(Frozen):
+    """Other limits for the cells whose model, attack and budget match these patterns (`*`, `?`, `[...]`)."""
+
+    model: str = "*"
+    attack: str = "*"
+    budget: str = "*"
+    tolerance: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+    gain: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+
+    def matches(self, model: str, cell: Cell) -> bool:
+        pairs = ((model, self.model), (cell.attack, self.attack), (cell.budget, self.budget))
+        return all(fnmatchcase(value, pattern) for value, pattern in pairs)
+
+    def describe(self) -> str:
+        return f"model {self.model!r}, attack {self.attack!r}, budget {self.budget!r}"
+
+
+class Tolerances(Frozen):
+    """How many points a cell may lose, and how many it may gain before that is suspicious. Of the [[cell]] tables that match, the last decides."""
+
+    tolerance: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
+    gain: float = Field(default=20.0, ge=0, le=100, allow_inf_nan=False)
+    cell: tuple[CellTolerance, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path) -> Tolerances:
+        """From a TOML file; an unknown key is an error."""
+        return cls.parse(read_toml(path, "tolerances"), f"tolerances {path}")
+
+    def of(self, model: str, cell: Cell) -> tuple[float, float]:
+        """(tolerance, gain) of one cell."""
+        tolerance, gain = self.tolerance, self.gain
+        for rule in self.cell:
+            if rule.matches(model, cell):
+                tolerance = tolerance if rule.tolerance is None else rule.tolerance
+                gain = gain if rule.gain is None else rule.gain
+        return tolerance, gain
 
 
 @dataclass
 class Verdict:
-    """What check found. `code` is the exit code; `reasons` say why it is not 0; `notes` are worth a look."""
+    """What check found. `code` is the exit code; `reasons` say why it is not 0; `notes` are worth a look. `cells` has COLUMNS (figures in
+    per cent, changes in points) and is empty where nothing could be compared."""
 
     code: int
-    cells: pd.DataFrame  # model, attack, budget, n, baseline, now, change (points), p, verdict
+    cells: pd.DataFrame
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return {HOLDS: "holds", REGRESSED: "regressed", NOT_COMPARABLE: "not comparable"}[self.code]
+        return {HOLDS: "holds", REGRESSED: "regressed", INVALID: "not comparable or not to be believed"}[self.code]
 
 
-def check(run: Run, baseline: Run, *, tolerance: float = 1.0, alpha: float = 0.05) -> Verdict:
+def check(
+    run: Run, baseline: Run, *, tolerance: float = 1.0, alpha: float = 0.05, tolerances: Tolerances | None = None
+) -> Verdict:
     """Has accuracy dropped anywhere since the baseline?
 
-    A cell regressed when its accuracy fell by more than `tolerance` points and the fall is significant: one-sided exact McNemar test
-    on the same samples, Holm-adjusted over all cells, at level `alpha`. Every cell of the baseline must be there and whole; runs that
-    differ in threat model, data, seed or dtype are not comparable, and neither is a run with broken rows.
+    A cell regressed when its accuracy fell by more than its tolerance (points) and the fall is significant: one-sided exact McNemar test
+    on the same samples, Holm-adjusted over all cells, at level `alpha`. Likewise a gain beyond `Tolerances.gain` is suspicious. Every cell of
+    the baseline must be there and whole; runs that differ in threat model, data, seed or dtype are not comparable; and a run with broken
+    rows or a finding of level fail is not to be believed. `tolerances` replaces `tolerance` and gives cells limits of their own.
     """
     if not (math.isfinite(tolerance) and 0 <= tolerance <= 100):
         raise SpecError(f"--tolerance: expected points from 0 to 100, got {tolerance}")
     if not 0 < alpha < 1:
         raise SpecError(f"--alpha: expected a level between 0 and 1, got {alpha}")
+    limits = tolerances or Tolerances(tolerance=tolerance)
     pairs, reasons, notes = _comparable(run, baseline)
+    for rule in limits.cell:
+        if pairs and not any(rule.matches(ours, cell) for ours in pairs.values() for cell in baseline.cells):
+            reasons.append(f"tolerances: no cell matches {rule.describe()}")
     if reasons:
-        return Verdict(NOT_COMPARABLE, _frame([]), reasons, notes)
-    records = []
+        return Verdict(INVALID, pd.DataFrame(columns=COLUMNS), reasons, notes)
+    frame = _judged(_pairs(run, baseline, pairs), limits, alpha)
+    regressed, suspicious = (frame[frame["verdict"] == v] for v in ("regressed", "suspicious"))
+    reasons += [_said(row) for row in regressed.itertuples()]
+    doubts = [f"suspiciously better: {_said(row)}" for row in suspicious.itertuples()]
+    doubts += [f"{f.rule}, {f.model}: {f.message}. {f.advice}" for f in findings(run) if f.level == "fail"]
+    code = REGRESSED if reasons else INVALID if doubts else HOLDS
+    return Verdict(code, frame, [*reasons, *doubts], notes)
+
+
+def _pairs(run: Run, baseline: Run, pairs: dict[str, str]) -> dict[tuple[str, Cell], stats.Paired]:
+    """Before and now for each model of the run and each cell of the baseline, sample by sample."""
+    found = {}
     for theirs, ours in pairs.items():
         for cell in baseline.cells:
-            before, now = baseline.cell_rows(theirs, cell), run.cell_rows(ours, cell)
-            now = now.reindex(before.index)
-            paired = stats.Paired.of(before["correct"].to_numpy(bool), now["correct"].to_numpy(bool))
-            records.append(
-                {
-                    "model": ours, "attack": cell.attack, "budget": cell.budget, "n": paired.n,
-                    "baseline": 100 * float(before["correct"].mean()), "now": 100 * float(now["correct"].mean()),
-                    "change": 100 * paired.difference, "p": paired.p_worse,
-                }
-            )  # fmt: skip
-    frame = _frame(records)
-    frame["p"] = stats.holm(frame["p"].to_numpy(float))
-    worse = (frame["change"] < -tolerance) & (frame["p"] < alpha)
-    frame["verdict"] = worse.map({True: "regressed", False: "holds"})
-    for row in frame[worse].itertuples():
-        reasons.append(
-            f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f} % "
-            f"({row.change:+.1f} points, p = {row.p:.2g}, n = {row.n})"
-        )
-    for row in frame[frame["change"] > SUSPICIOUS].itertuples():
-        notes.append(f"suspiciously better: {row.model}, {_name(row.attack, row.budget)}: {row.change:+.1f} points")
-    return Verdict(REGRESSED if reasons else HOLDS, frame, reasons, notes)
+            before, now = baseline.cell_rows(theirs, cell)["correct"], run.cell_rows(ours, cell)["correct"]
+            found[ours, cell] = stats.Paired.of(before.to_numpy(bool), now.reindex(before.index).to_numpy(bool))
+    return found
 
 
-def _frame(records: list[dict[str, object]]) -> pd.DataFrame:
-    return pd.DataFrame(
-        records, columns=["model", "attack", "budget", "n", "baseline", "now", "change", "p", "verdict"]
+def _judged(pairs: dict[tuple[str, Cell], stats.Paired], limits: Tolerances, alpha: float) -> pd.DataFrame:
+    """The frame of a Verdict."""
+    worse = stats.holm([p.p_worse for p in pairs.values()])
+    better = stats.holm([p.p_better for p in pairs.values()])
+    records: list[list[Any]] = []
+    for ((model, cell), pair), p_worse, p_better in zip(pairs.items(), worse, better, strict=True):
+        tolerance, gain = limits.of(model, cell)
+        change = 100 * pair.difference
+        verdict, p = "holds", p_worse
+        if change < -tolerance and p_worse < alpha:
+            verdict = "regressed"
+        elif change > gain and p_better < alpha:
+            verdict, p = "suspicious", p_better
+        before = 100 * (pair.both + pair.lost) / pair.n
+        low, high = pair.interval()
+        records.append([model, cell.attack, cell.budget, pair.n, before, before + change, change, 100 * low, 100 * high,
+                        p, tolerance, verdict])  # fmt: skip
+    return pd.DataFrame(records, columns=COLUMNS)
+
+
+def _said(row: Any) -> str:
+    return (
+        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f} % "
+        f"({row.change:+.1f} points, {row.low:+.1f} to {row.high:+.1f}; p = {row.p:.2g}, n = {row.n})"
     )
 
 

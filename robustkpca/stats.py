@@ -18,11 +18,12 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first."""
+    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first, `both` with both."""
 
     n: int
     gained: int
     lost: int
+    both: int = 0
 
     @classmethod
     def of(cls, first: ArrayLike, second: ArrayLike) -> Paired:
@@ -30,7 +31,7 @@ class Paired:
         a, b = _bools(first), _bools(second)
         if a.shape != b.shape or a.ndim != 1:
             raise ValueError(f"expected two vectors of one length, got shapes {a.shape} and {b.shape}")
-        return cls(len(a), int((~a & b).sum()), int((a & ~b).sum()))
+        return cls(len(a), int((~a & b).sum()), int((a & ~b).sum()), int((a & b).sum()))
 
     @property
     def difference(self) -> float:
@@ -55,6 +56,11 @@ class Paired:
     def p_worse(self) -> float:
         """The same, one-sided: small when the second model is worse."""
         return self._binomial("less")
+
+    @property
+    def p_better(self) -> float:
+        """One-sided: small when the second model is better."""
+        return self._binomial("greater")
 
     def _binomial(self, alternative: str) -> float:
         discordant = self.gained + self.lost

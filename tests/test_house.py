@@ -28,7 +28,7 @@ FLOORS = [
     {"tables", "order", "document"},
     {"views", "findings"},
     {"layouts", "plots", "summary", "regression"},
-    {"render", "experiments", "report"},
+    {"render", "experiments", "report", "ci"},
     {"cli"},
     {"__main__"},
 ]
@@ -43,6 +43,7 @@ NO_TORCH = {
     "views",
     "document",
     "plots",
+    "ci",
     "summary",
     "findings",
     "order",

@@ -132,7 +132,7 @@ def test_columns_of_one_name_and_two_bases_are_kept_apart(run, noise_samples, tm
     heads = list(table.values().columns)
     assert "fgsm 8/255 top-1 ↑ [1]" in heads
     assert "fgsm 8/255 top-1 ↑ [2]" in heads
-    assert any("differs from the column of that name" in note for note in table.notes)
+    assert any("is not the column [1] of that name: seed: 1 here, 0 there" in note for note in table.notes)
     same = evaluate([tiny("vit")], noise_samples, [load_suite("fgsm")], tmp_path / "same")
     assert "fgsm 8/255 top-1 ↑" in layouts.attacks([run, same]).values().columns
     with pytest.raises(SpecError, match="two runs hold"):

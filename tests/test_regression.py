@@ -8,7 +8,7 @@ from robustkpca.datasets import ArraySamples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation import evaluate
 from robustkpca.outcomes import Run
-from robustkpca.regression import HOLDS, NOT_COMPARABLE, REGRESSED, check
+from robustkpca.regression import HOLDS, INVALID, REGRESSED, Tolerances, check
 from robustkpca.spec import load_suite
 from tests.conftest import SIDE, tiny
 
@@ -74,13 +74,15 @@ def test_a_drop_that_could_be_chance_holds(baseline, tmp_path):
     assert check(after, before, tolerance=0).code == HOLDS
 
 
-def test_a_sudden_gain_is_noted(baseline, tmp_path):
+def test_a_sudden_gain_is_suspicious(baseline, tmp_path):
     before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.1))
     after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.7))
     verdict = check(after, before)
-    assert verdict.code == HOLDS
-    assert "suspiciously better" in verdict.notes[0]
-    assert "+60.0 points" in verdict.notes[0]
+    assert verdict.code == INVALID
+    assert verdict.reasons[0].startswith(
+        f"suspiciously better: {baseline.models[0]}, fgsm 1/255: 10.0 -> 70.0 % (+60.0 points"
+    )
+    assert check(after, before, tolerances=Tolerances(gain=60)).code == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,9 @@ def test_unlike_requests_are_not_comparable(baseline, tmp_path, key, value, reas
     kept = variant(baseline, tmp_path / "kept")
     other = variant(Run.open(kept.path), tmp_path / "other", request={key: value})
     verdict = check(other, kept)
-    assert verdict.code == NOT_COMPARABLE
+    assert verdict.code == INVALID
     assert reason in verdict.reasons[0]
-    assert check(kept, other).code == NOT_COMPARABLE
+    assert check(kept, other).code == INVALID
 
 
 def test_fewer_samples_missing_suite_and_missing_model(baseline, samples, tmp_path):
@@ -105,7 +107,7 @@ def test_fewer_samples_missing_suite_and_missing_model(baseline, samples, tmp_pa
     assert "suite fgsm was not run; run were fgsm-paper" in check(other, baseline).reasons
     two = evaluate([tiny(), tiny("vit")], samples, SUITES, tmp_path / "two")
     verdict = check(baseline, two)
-    assert verdict.code == NOT_COMPARABLE
+    assert verdict.code == INVALID
     assert "was not run" in verdict.reasons[0]
     assert check(two, baseline).code == HOLDS
 
@@ -120,9 +122,9 @@ def test_one_model_each_may_have_other_names(baseline, samples, tmp_path):
 def test_nothing_measured_is_never_green(baseline, tmp_path):
     empty = Run.start(tmp_path / "empty", baseline.request, {})
     verdict = check(empty, baseline)
-    assert verdict.code == NOT_COMPARABLE
+    assert verdict.code == INVALID
     assert "not run" in verdict.reasons[0]
-    assert check(baseline, empty).code == NOT_COMPARABLE
+    assert check(baseline, empty).code == INVALID
     partial = variant(baseline, tmp_path / "partial", rows=baseline.rows[baseline.rows["sample"] != "n007"])
     assert "incomplete 399/400" in check(partial, baseline).reasons[0]
     failed = variant(baseline, tmp_path / "failed")
@@ -134,10 +136,10 @@ def test_broken_rows_are_never_green(baseline, tmp_path):
     rows = baseline.rows.copy()
     rows.loc[450, "flags"] = "non_finite"
     verdict = check(variant(baseline, tmp_path / "a", rows=rows), baseline)
-    assert (verdict.code, "not finite" in verdict.reasons[0]) == (NOT_COMPARABLE, True)
+    assert (verdict.code, "not finite" in verdict.reasons[0]) == (INVALID, True)
     rows = baseline.rows.astype({"correct": object})
     rows.loc[450, "correct"] = None
-    assert check(variant(baseline, tmp_path / "b", rows=rows), baseline).code == NOT_COMPARABLE
+    assert check(variant(baseline, tmp_path / "b", rows=rows), baseline).code == INVALID
     rows = baseline.rows.copy()
     rows.loc[450, "label"] = 3 if rows.loc[450, "label"] != 3 else 4
     assert "other samples or labels" in check(variant(baseline, tmp_path / "c", rows=rows), baseline).reasons[0]

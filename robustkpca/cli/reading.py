@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +41,7 @@ def table(
     if out_file is None:
         print(text, end="")
         return
-    try:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        out_file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {out_file}: {error.strerror or error}") from None
+    _write(out_file, text)
     out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -67,19 +64,27 @@ def report(
 def check(
     run: Annotated[Path, typer.Argument(help="Run folder or exported .parquet file to judge.")],
     baseline: Annotated[Path, typer.Option(help="Run folder or .parquet file to compare with.")],
-    tolerance: Annotated[float, typer.Option(help="Points of accuracy that a cell may lose.")] = 1.0,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Points of accuracy that a cell may lose (default 1).")
+    ] = None,
+    tolerances: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with `tolerance`, `gain` and [[cell]] tables, instead of --tolerance."),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Level of the one-sided paired test, over all cells together.")] = 0.05,
+    summary: Annotated[
+        Path | None, typer.Option(help="Append a Markdown summary to this file, e.g. $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     update_baseline: Annotated[
         bool, typer.Option(help="Write the run to --baseline as one .parquet file instead.")
     ] = False,
 ) -> None:
-    """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or invalid."""
-    from robustkpca import regression
+    """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or not to be believed."""
+    from robustkpca import ci, regression
     from robustkpca.outcomes import Run
 
     now = Run.open(run)
-    if not update_baseline and not baseline.exists():
-        raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
     if update_baseline:
         if baseline.suffix != ".parquet":
             raise SpecError(f"--update-baseline: expected --baseline to end in .parquet, got {baseline}")
@@ -88,15 +93,39 @@ def check(
         now.export(baseline)
         out.print(f"wrote {baseline}", markup=False, highlight=False, soft_wrap=True)
         return
-    verdict = regression.check(now, Run.open(baseline), tolerance=tolerance, alpha=alpha)
+    if not baseline.exists():
+        raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
+    if tolerance is not None and tolerances is not None:
+        raise SpecError("--tolerances: expected it or --tolerance, got both")
+    limits = regression.Tolerances.load(tolerances) if tolerances else None
+    verdict = regression.check(
+        now, Run.open(baseline), tolerance=1.0 if tolerance is None else tolerance, alpha=alpha, tolerances=limits
+    )
     for note in verdict.notes:
         err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     for reason in verdict.reasons:
         err.print(f"{verdict.text}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if verdict.code != regression.NOT_COMPARABLE:
-        lost = len(verdict.reasons)
+    if len(verdict.cells):
+        counts = verdict.cells["verdict"].value_counts()
         out.print(
-            f"{verdict.text}: {len(verdict.cells)} cells compared, {lost} worse by more than {tolerance:g} points (alpha {alpha:g})",
+            f"{verdict.text}: {len(verdict.cells)} cells compared, {counts.get('regressed', 0)} regressed, "
+            f"{counts.get('suspicious', 0)} suspiciously better (alpha {alpha:g})",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in ci.github_annotations(verdict):
+            print(line)
+    if summary is not None:
+        _write(summary, ci.summary(verdict), append=True)
+    if junit is not None:
+        _write(junit, ci.junit(verdict))
     raise typer.Exit(verdict.code)
+
+
+def _write(path: Path, text: str, *, append: bool = False) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
