@@ -114,8 +114,8 @@ def principal_attention(
 
     k, v: (B, H, N, D), any float dtype. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only. `gradient` changes the
     backward pass alone, for attacks: `constant-sparse` holds S and mu constant (dS = 0), `straight-through` gives the soft threshold the
-    derivative of the identity (dS = d(K - L + w); BPDA, Athalye et al. 2018, arXiv 1802.00420). The true derivative of the threshold
-    is 0 where it is not passed and 1 where it is. Returns L after the last iteration, (B, H, N, D).
+    derivative of the identity (dS = d(K - L + w); BPDA, Athalye et al. 2018, arXiv 1802.00420), which leaves the way through the values. The
+    true derivative of the threshold is 0 where it is not passed and 1 where it is, so the two stand on either side of it. Returns L after the last iteration, (B, H, N, D).
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")

@@ -163,6 +163,7 @@ class Plan:
             "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
         }
 
+    @torch.inference_mode(False)  # inside a caller's inference_mode gradients would fail
     def run(self, out: Path | str, *, workers: int = 0, on_progress: Callable[[Progress], None] | None = None) -> Run:
         """Do what is not yet done in the folder `out`; see `evaluate`."""
         samples = self.samples
@@ -220,6 +221,8 @@ class Plan:
                     key = f"{model}\t{job.label}"
                     if key not in run.manifest["failures"]:
                         try:
+                            if job.after and not run.has_chunk(model, job.after, first):
+                                raise RuntimeError(f"{job.after}, whose survivors it attacks, has failed")
                             before = run.read_chunk(model, job.after, first) if job.after else None
                             with run.timed(model, job.label, len(indices) * len(job.suite.budgets)):
                                 rows = batch.rows(job, before)

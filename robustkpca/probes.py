@@ -55,7 +55,9 @@ def probe(classifier: Classifier, images: Tensor, labels: Tensor) -> dict[str, A
     if len(usable):
         double = copy.deepcopy(classifier).double()
         exact = _gradient(double, few[usable].double(), their_labels[usable]).flatten(1)
-        cosines = F.cosine_similarity(gradient[usable].double(), exact, dim=1)
+        # Each by its largest entry first: a nearly saturated loss has a gradient of direction, but of hardly any length.
+        ours, theirs = (g / g.abs().amax(1, keepdim=True) for g in (gradient[usable].double(), exact))
+        cosines = F.cosine_similarity(ours, theirs, dim=1)
         cosines = cosines[cosines.isfinite()]
     found["cosine_worst"] = _number(cosines.min()) if len(cosines) else None
     found["cosine_median"] = _number(cosines.median()) if len(cosines) else None
