@@ -12,7 +12,7 @@ import pandas as pd
 
 from robustkpca import stats
 from robustkpca.outcomes import FLAGS, Run
-from robustkpca.spec import CLEAN, AttackSpec, Cell, Suite, load_suite
+from robustkpca.spec import CLEAN, HUGE, AttackSpec, Cell, Suite, load_suite
 
 Level = Literal["pass", "warn", "fail"]
 LEVEL = 0.01  # of the one-sided exact McNemar tests below
@@ -165,7 +165,7 @@ def huge_budget(m: Model) -> Said:
     said: list[Said] = []
     for group in m.groups():
         threat = group[0].suite.threat
-        if threat is None or threat.norm != "linf" or threat.space != "pixel" or group[0].eps < Fraction(1, 2):
+        if threat is None or threat.norm != "linf" or threat.space != "pixel" or group[0].eps < HUGE:
             continue
         whites = [a for a in group if a.kind == "white"]
         if not whites:

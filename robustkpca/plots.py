@@ -45,7 +45,9 @@ def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
         axes.set_ylim(0, 100)
         axes.set_ylabel("accuracy (%)")
         unit = "normalised units" if suite.threat and suite.threat.space == "normalized" else "pixel units"
-        axes.set_xlabel("severity (0: clean)" if suite.corruptions else f"eps * 255 ({unit}; 0: clean)")
+        left_out = "" if suite.corruptions else _far_out(suite)
+        beyond = f"; {left_out} not drawn" if left_out else ""
+        axes.set_xlabel("severity (0: clean)" if suite.corruptions else f"eps * 255 ({unit}; 0: clean{beyond})")
         worst = "" if suite.corruptions or len(suite.attack) == 1 else f", {WORST}"
         axes.set_title(f"{suite.title}{worst}", wrap=True)
         axes.grid(alpha=0.25)
@@ -58,9 +60,16 @@ def _attack_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     part = own[(own["attack"] == label) & (own["suite"] == suite.name)]
     clean = own[own["attack"] == CLEAN].assign(x=0.0)
     # The clean figure stands for a budget of 0, unless that was run itself.
+    part = part[part["budget"] != _far_out(suite)]
     part = part.assign(x=[float(parse_eps(b) * 255) for b in part["budget"]])
     points = part if (part["x"] == 0).any() else pd.concat([clean, part])
     return points[["x", "accuracy", "low", "high"]].astype(float).sort_values("x")
+
+
+def _far_out(suite: Suite) -> str:
+    """A largest budget so much larger than the others that their points would fall together; else ""."""
+    ordered = sorted(suite.budgets, key=parse_eps)
+    return ordered[-1] if len(ordered) > 2 and parse_eps(ordered[-1]) > 8 * parse_eps(ordered[-2]) else ""
 
 
 def _corruption_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
@@ -105,8 +114,9 @@ def example_images(run: Run, suite: Suite) -> bytes | None:
     if not rows:
         return None
     with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:
-        grid = figure.subplots(len(rows), 3 * SHOWN, squeeze=False)
-        for line, (model, label, kept) in zip(grid, rows, strict=True):
+        for part, (model, label, kept) in zip(figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+            part.suptitle(f"{model}, {label} eps {kept.budget}", fontsize=8)
+            line = part.subplots(1, 3 * SHOWN)
             for axes in line:
                 axes.set_axis_off()
             for k in range(min(SHOWN, len(kept.label))):
@@ -114,26 +124,22 @@ def example_images(run: Run, suite: Suite) -> bytes | None:
                 top = max(float(np.abs(added).max()), 1e-9)
                 titles = [
                     f"clean: {_name(run, model, kept.clean_prediction[k])}",
-                    f"added x {0.5 / top:.0f}",
+                    f"added x {0.5 / top:.2g}",
                     f"attacked: {_name(run, model, kept.prediction[k])}",
                 ]
-                for axes, x, title in zip(
-                    line[3 * k :], (image, 0.5 + 0.5 * added / top, image + added), titles, strict=False
-                ):
+                shown = (image, 0.5 + 0.5 * added / top, image + added)
+                for axes, x, title in zip(line[3 * k :], shown, titles, strict=False):
                     pixels = np.clip(x, 0, 1).transpose(1, 2, 0)
                     axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
                     axes.set_title(title, fontsize=6, wrap=True)
-            line[0].text(
-                0, -0.12, f"{model}, {label} eps {kept.budget}", fontsize=6, transform=line[0].transAxes, va="top"
-            )
         return _png(figure)
 
 
 def _strongest(run: Run, model: str, suite: Suite) -> str | None:
-    """The attack that left the fewest samples right at the suite's largest budget."""
-    budget = max(suite.budgets, key=lambda text: parse_eps(text))
-    whole = [x for x in suite.attacks if run.status(model, Cell(x, budget)).text == "complete"]
-    return min(whole, key=lambda x: run.cell_rows(model, Cell(x, budget))["correct"].mean(), default=None)
+    """The attack that left the fewest samples right at the budget whose images are kept."""
+    cells = [Cell(x, suite.largest) for x in suite.attacks]
+    whole = [c for c in cells if run.status(model, c).text == "complete"]
+    return min(whole, key=lambda c: run.cell_rows(model, c)["correct"].mean()).attack if whole else None
 
 
 def _name(run: Run, model: str, number: NDArray[Any]) -> str:

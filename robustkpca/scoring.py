@@ -84,8 +84,9 @@ class Batch:
         assert job.suite.threat is not None
         parts = []
         for text, eps in zip(job.suite.budgets, job.suite.threat.budgets, strict=True):
+            keep = text == job.suite.largest
             if before is None:
-                parts.append(self._attacked(job.label, job.what, job.suite.threat, text, eps))
+                parts.append(self._attacked(job.label, job.what, job.suite.threat, text, eps, keep))
                 continue
             earlier = before[before["budget"].isin([text, ""])].reset_index(drop=True)
             right = torch.from_numpy(earlier["correct"].to_numpy(bool).nonzero()[0]).to(self.images.device)
@@ -93,7 +94,7 @@ class Batch:
             kept["distance"] = kept["distance"].fillna(0.0)
             if len(right):
                 part = self.only(right)
-                new = part._attacked(job.label, job.what, job.suite.threat, text, eps)
+                new = part._attacked(job.label, job.what, job.suite.threat, text, eps, keep)
                 self.examples |= part.examples
                 kept = pd.concat([kept[~earlier["correct"]], new]).set_index("sample").loc[self.ids].reset_index()
             parts.append(kept)
@@ -103,7 +104,9 @@ class Batch:
         images = corruptions.corrupt(self.images, name, severity, self.ids, seed=self.seed)
         return self._score(images, label, str(severity), None, None)
 
-    def _attacked(self, label: str, spec: AttackSpec, threat: ThreatModel, budget: str, eps: Fraction) -> pd.DataFrame:
+    def _attacked(
+        self, label: str, spec: AttackSpec, threat: ThreatModel, budget: str, eps: Fraction, keep: bool
+    ) -> pd.DataFrame:
         # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is flagged.
         predicted = torch.where(self.clean < 0, self.labels, self.clean)
         targets = self.labels if threat.labels == "true" else predicted
@@ -119,7 +122,7 @@ class Batch:
             seed=self.seed,
         )
         rows = self._score(found, label, budget, targets, threat)
-        if eps == max(threat.budgets):
+        if keep:
             self._keep(label, budget, found, rows)
         return rows
 

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from robustkpca.errors import SpecError, unknown
 from robustkpca.settings import Frozen
 
+HUGE = Fraction(1, 2)  # an L-inf budget in pixels within which every image can become the same grey
 CLEAN = "clean"  # the attack column of unattacked predictions
 
 
@@ -199,6 +200,13 @@ class Suite(Frozen):
     @property
     def budgets(self) -> tuple[str, ...]:
         return self.threat.eps if self.threat else tuple(map(str, self.severities))
+
+    @property
+    def largest(self) -> str:
+        """The budget that stands for the suite: its largest, but a huge one of a battery only where there is no other."""
+        ordered = sorted(self.budgets, key=parse_eps)
+        usual = [b for b in ordered if self.threat is None or self.threat.norm != "linf" or parse_eps(b) < HUGE]
+        return (usual or ordered)[-1]
 
     @property
     def cells(self) -> tuple[Cell, ...]:

@@ -41,11 +41,10 @@ def summary(run: Run, found: Sequence[Finding]) -> list[str]:
 
 
 def _column(suite: Suite) -> tuple[str, str, str] | None:
-    """What stands for a suite of attacks: its largest budget, and of several attacks the worst case."""
-    if suite.threat is None:
+    """What stands for a suite of attacks, of several attacks the worst case."""
+    if suite.corruptions:
         return None
-    budget = suite.budgets[max(range(len(suite.budgets)), key=lambda i: suite.threat.budgets[i])]  # type: ignore[union-attr]
-    return suite.name, next(iter(suite.attacks)) if len(suite.attack) == 1 else f"{suite.name}/{WORST}", budget
+    return suite.name, next(iter(suite.attacks)) if len(suite.attack) == 1 else f"{suite.name}/{WORST}", suite.largest
 
 
 def _cell(run: Run, long: pd.DataFrame, suite: str, attack: str, budget: str) -> list[str]:

@@ -43,3 +43,46 @@ def test_only_booleans_are_paired():
         stats.Paired.of(np.array([1.0, np.nan]), np.array([1.0, 0.0]))
     with pytest.raises(ValueError, match="one length"):
         stats.Paired.of(np.array([True]), np.array([True, False]))
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 10), (7, 10), (870, 1000)])
+def test_wilson_against_statsmodels(k, n):
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    assert stats.wilson(k, n) == pytest.approx(proportion.proportion_confint(k, n, method="wilson"), abs=1e-12)
+
+
+def test_paired_interval_against_its_formula_and_the_bootstrap():
+    draws = np.random.default_rng(0)
+    first = draws.random(400) < 0.7
+    second = np.where(draws.random(400) < 0.15, ~first, first)
+    paired = stats.Paired.of(first, second)
+    low, high = paired.interval()
+    p12, p21 = (paired.gained + 1) / 402, (paired.lost + 1) / 402
+    half = scipy_stats.norm.ppf(0.975) * np.sqrt((p12 + p21 - (p12 - p21) ** 2) / 402)
+    assert (low, high) == pytest.approx((p12 - p21 - half, p12 - p21 + half), abs=1e-12)
+    assert low < paired.difference < high
+    difference = second.astype(float) - first
+    boot = scipy_stats.bootstrap(
+        (difference,), np.mean, n_resamples=2000, method="percentile", rng=1
+    ).confidence_interval
+    assert (low, high) == pytest.approx((boot.low, boot.high), abs=0.006)
+
+
+@pytest.mark.parametrize(("gain", "loss", "n"), [(0.02, 0.05, 200), (0.10, 0.10, 100), (0.0, 0.03, 150)])
+def test_paired_interval_covers(gain, loss, n):
+    """95 % of intervals hold the true difference, over 4,000 simulated comparisons."""
+    counts = np.random.default_rng(0).multinomial(n, [gain, loss, 1 - gain - loss], size=4000)
+    inside = 0
+    for gained, lost, _ in counts:
+        low, high = stats.Paired(n, int(gained), int(lost)).interval()
+        inside += low <= gain - loss <= high
+    assert 0.93 <= inside / 4000 <= 0.99
+
+
+def test_over_seeds_against_scipy():
+    shares = [0.61, 0.58, 0.66, 0.60]
+    mean, low, high = stats.over_seeds(shares)
+    expected = scipy_stats.t.interval(0.95, 3, loc=np.mean(shares), scale=scipy_stats.sem(shares))
+    assert (mean, low, high) == pytest.approx((np.mean(shares), *expected))
+    with pytest.raises(ValueError, match="at least 2"):
+        stats.over_seeds([0.5])

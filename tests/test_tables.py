@@ -70,7 +70,7 @@ def test_the_worst_case_is_per_sample(noise_samples, tmp_path, monkeypatch):
     )
     found = {r.attack: r.accuracy for r in tables.accuracy_table(run).itertuples()}
     assert found == {CLEAN: 1.0, "two/one": 0.5, "two/other": 0.5, "two/worst case": 0.0}
-    assert list(views.views(run)[0].cells.columns) == ["clean", "one eps 1", "other eps 1", "worst case eps 1"]
+    assert list(views.views(run)[0].cells.index) == ["clean", "one eps 1", "other eps 1", "worst case eps 1"]
 
 
 def test_what_was_not_run_is_never_zero(run):

@@ -1,0 +1,116 @@
+"""What people read of a run: receipts, comparisons, seeds, who broke what."""
+
+import numpy as np
+import pytest
+
+from robustkpca import tables, views
+from robustkpca.evaluation import evaluate
+from robustkpca.settings import Preprocessing, RPCSettings
+from robustkpca.spec import CLEAN, Suite, load_suite
+from robustkpca.stats import over_seeds
+from tests.conftest import SIDE, classifier_of, linear_accuracy, tiny
+
+
+@pytest.fixture
+def seeds(noise_samples, tmp_path):
+    """Three checkpoints of one model and one of another."""
+    models = [tiny(seed=i) for i in range(3)] + [tiny("vit")]
+    for i, model in enumerate(models):
+        model.source = f"seed{i}.pth"
+    return evaluate(models, noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
+
+
+def test_checkpoints_of_one_model_are_seeds(seeds):
+    found = tables.over_seeds(seeds)
+    assert found[["seeds", "attack"]].to_numpy().tolist() == [[3, CLEAN], [3, "fgsm"]]
+    long = tables.accuracy_table(seeds)
+    own = long[(long["attack"] == "fgsm") & long["model"].str.startswith("SymViT")]["accuracy"].to_numpy(float)
+    row = found.iloc[1]
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx(over_seeds(own))
+    assert (row["least"], row["most"]) == (own.min(), own.max())
+    assert row["model"] == "SymViT-w16d2h2"
+    view = views.views(seeds)[-1]
+    assert view.title == "Over seeds"
+    assert list(view.cells.columns) == ["SymViT-w16d2h2, 3 seeds"]
+
+
+def test_other_settings_and_the_same_weights_are_no_seeds(noise_samples, tmp_path):
+    models = [
+        tiny(),
+        tiny(),
+        tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0)),
+        tiny("rpc-symvit", RPCSettings(iterations=3, lam=1.0)),
+    ]
+    run = evaluate(models, noise_samples, [], tmp_path / "run")
+    assert tables.over_seeds(run).empty
+    assert "Over seeds" not in [v.title for v in views.views(run)]
+
+
+def test_the_comparison_says_how_sure_it_is(noise_samples, tmp_path):
+    run = evaluate([tiny(), tiny("vit")], noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
+    cell = views.views(run)[-1].cells.iloc[0, 0]
+    row = tables.compare(run).iloc[0]
+    assert f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}" in cell
+    assert row["low"] <= row["difference"] <= row["high"]
+    assert ("not distinguishable" in cell) == (row["p_holm"] >= 0.05)
+
+
+def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
+    run = evaluate(
+        [tiny()], noise_samples, [load_suite("fgsm"), load_suite("fgsm-paper").with_eps(["6/255"])], tmp_path / "run"
+    )
+    text = " ".join(views.receipt_lines(run))
+    assert f"eps 8/255 (0.0314) in pixels is {8 / 255 / 0.35:.4f} normalised" in text
+    assert f"eps 6/255 (0.0235) normalised is {6 / 255 * 0.35:.4f} in pixels" in text
+    for fact in (run.models[0], run.request["models"][0]["weights"], "seed 0", "float32", "cpu", "attention fused, gradients by hand",
+                 run.request["data"]["ids"], run.request["data"]["content"], "torchattacks 3.5.1", "it decides no figure"):  # fmt: skip
+        assert fact in text, fact
+    three = Preprocessing(img_size=SIDE, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    colour = {"label": "m", "settings": {"preprocessing": three.model_dump()}}
+    assert "is 0.1370 to 0.1401 normalised" in views.budgets_in_both_units(run, colour)
+    cw = evaluate([tiny()], noise_samples.take(np.arange(4)), [load_suite("cw").with_steps(1)], tmp_path / "cw")
+    assert "it decides the figures of CW" in " ".join(views.receipt_lines(cw))
+
+
+def two_attacks(eps=("2/255", "4/255")) -> Suite:
+    data = load_suite("fgsm").model_dump() | {"name": "two"}
+    data["attack"] = [{"name": "one", "method": "FGSM"}, {"name": "other", "method": "UniformNoise"}]
+    data["threat"]["eps"] = list(eps)
+    return Suite.parse(data, "suite")
+
+
+def test_several_attacks_stand_in_rows_with_their_worst_case(linear, linear_samples, tmp_path):
+    run = evaluate([linear], linear_samples, [two_attacks()], tmp_path / "run")
+    cells = views.views(run)[0].cells
+    assert list(cells.index) == ["clean", "one eps 2/255", "other eps 2/255", "worst case eps 2/255",
+                                 "one eps 4/255", "other eps 4/255", "worst case eps 4/255"]  # fmt: skip
+    assert cells.loc["worst case eps 4/255", "oracle"] == cells.loc["one eps 4/255", "oracle"]
+    assert cells.loc["one eps 4/255", "oracle"].startswith(f"{100 * linear_accuracy(4):.1f} ")
+    broke = views.views(run)[1].cells
+    assert broke.loc["one eps 4/255", "oracle"] == "5 (5 by it alone)"
+    assert broke.loc["other eps 4/255", "oracle"] == "0 (0 by it alone)"
+
+
+def test_what_broke_each_sample(linear, linear_samples, tmp_path):
+    run = evaluate([linear], linear_samples, [two_attacks(["4/255"])], tmp_path / "run")
+    found = tables.worst_case(run).set_index("sample")["broken_by"]
+    assert found.to_dict() == {
+        **{f"s{i}": "two/one" for i in range(5)},
+        **{f"s{i}": "" for i in range(5, 10)},
+        "s10": CLEAN,
+        "s11": CLEAN,
+    }
+
+
+def test_success_rate_and_robust_accuracy_have_their_own_denominators(tmp_path, linear, linear_samples):
+    """10 images, 8 right when clean, 2 still right after the attack: 20 % robust, 75 % success."""
+    chosen = linear_samples.take(np.array([0, 1, 2, 3, 4, 5, 7, 8, 10, 11]))
+    run = evaluate([linear], chosen, [load_suite("fgsm").with_eps(["7/255"])], tmp_path / "run")
+    row = tables.accuracy_table(run).iloc[1]
+    assert (row["accuracy"], row["success_rate"]) == (0.2, 0.75)
+    assert tables.accuracy_table(run).iloc[0]["accuracy"] == 0.8
+
+
+def test_identity_normalisation_needs_no_second_unit(linear, linear_samples, tmp_path):
+    run = evaluate([classifier_of(linear.network, 2)], linear_samples, [load_suite("fgsm")], tmp_path / "run")
+    assert "eps 8/255 (0.0314) in pixels is 0.0314 normalised" in " ".join(views.receipt_lines(run))
