@@ -151,3 +151,104 @@ def test_broken_rows_are_never_green(baseline, tmp_path):
 def test_settings_that_would_disarm_the_check(baseline, options):
     with pytest.raises(SpecError, match=r"--tolerance|--alpha"):
         check(baseline, baseline, **options)
+
+
+# -- how often it is wrong
+
+
+def in_memory(run: Run, correct: dict[tuple[str, str], np.ndarray]) -> Run:
+    """The run with other outcomes, without writing anything."""
+    rows = run.rows.copy()
+    for (attack, budget), values in correct.items():
+        rows.loc[(rows["attack"] == attack) & (rows["budget"] == budget), "correct"] = values
+    made = Run(run.path, run.manifest)
+    made.__dict__["rows"] = rows
+    return made
+
+
+CELLS = [("clean", ""), ("fgsm", "1/255"), ("fgsm", "8/255")]
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A run of 1,000 samples in three cells."""
+    pixels = np.zeros((1000, SIDE, SIDE), dtype=np.uint8)
+    ids = [f"n{i:04d}" for i in range(1000)]
+    many = ArraySamples("many", ids, np.arange(1000) % 10, tuple(f"c{i}" for i in range(10)), pixels)
+    return evaluate([tiny()], many, SUITES, tmp_path_factory.mktemp("thousand") / "run", batch_size=1000)
+
+
+def chances(draws: np.random.Generator, mean: float) -> np.ndarray:
+    """How likely each of 1,000 samples is right: most nearly always or nearly never, about 9 % of answers change from run to run."""
+    return draws.beta(mean * 0.5, (1 - mean) * 0.5, 1000).clip(0.0, 1.0)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0])
+def test_false_alarms_are_rare(thousand, tolerance):
+    """500 re-runs of one model, every outcome drawn anew: fewer than 5 % may fail."""
+    draws = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(500):
+        likely = {cell: chances(draws, mean) for cell, mean in zip(CELLS, (0.87, 0.7, 0.4), strict=True)}
+        before, now = ({c: draws.random(1000) < p for c, p in likely.items()} for _ in range(2))
+        alarms += check(in_memory(thousand, now), in_memory(thousand, before), tolerance=tolerance).code != HOLDS
+    assert alarms < 25, alarms
+
+
+def test_a_drop_of_five_points_is_caught(thousand):
+    """A twentieth of all samples, right before, is wrong now, on top of the same noise: caught in more than 95 %."""
+    draws = np.random.default_rng(1)
+    caught = 0
+    for _ in range(200):
+        likely = {cell: chances(draws, mean) for cell, mean in zip(CELLS, (0.87, 0.7, 0.4), strict=True)}
+        before, now = ({c: draws.random(1000) < p for c, p in likely.items()} for _ in range(2))
+        worse = np.flatnonzero(now[CELLS[1]])
+        now[CELLS[1]][draws.choice(worse, 50, replace=False)] = False
+        caught += check(in_memory(thousand, now), in_memory(thousand, before)).code == REGRESSED
+    assert caught > 190, caught
+
+
+# -- limits of single cells
+
+
+def test_a_cell_may_have_a_tolerance_of_its_own(baseline, tmp_path):
+    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
+    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.55))
+    file = tmp_path / "limits.toml"
+    file.write_text(
+        'tolerance = 1\n[[cell]]\nattack = "fgsm"\nbudget = "1/*"\ntolerance = 6\n[[cell]]\nmodel = "Sym*"\nbudget = "8/255"\ntolerance = 0\n'
+    )
+    limits = Tolerances.load(file)
+    verdict = check(after, before, tolerances=limits)
+    assert verdict.code == HOLDS
+    assert verdict.cells["tolerance"].tolist() == [1, 6, 0]
+    limits = Tolerances.parse({"cell": [{"attack": "fgsm", "tolerance": 6}, {"budget": "1/255", "tolerance": 2}]}, "t")
+    assert check(after, before, tolerances=limits).code == REGRESSED  # the last that matches decides
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("tolerance = nan", "tolerance"), ("tolerance = -1", "tolerance"), ("tolerence = 1", "tolerence"), ("[[cell]]\ntolerance = inf", "cell"),
+     ("[[cell]]\natack = 'x'", "atack"), ("tolerance = 'a lot'", "tolerance"), ("tolerance =", "not TOML")],
+)  # fmt: skip
+def test_limits_that_make_no_sense(tmp_path, text, message):
+    (tmp_path / "t.toml").write_text(text)
+    with pytest.raises(SpecError, match=message):
+        Tolerances.load(tmp_path / "t.toml")
+
+
+def test_a_limit_that_matches_nothing_disarms_nothing(baseline):
+    limits = Tolerances.parse({"cell": [{"attack": "pgdd", "tolerance": 50}]}, "t")
+    verdict = check(baseline, baseline, tolerances=limits)
+    assert (verdict.code, verdict.reasons) == (
+        INVALID,
+        ["tolerances: no cell matches model '*', attack 'pgdd', budget '*'"],
+    )
+
+
+def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline, tmp_path):
+    manifest = json.loads(json.dumps(baseline.manifest))
+    manifest["probes"][baseline.models[0]]["softmaxed"] = True
+    verdict = check(Run(baseline.path, manifest), baseline)
+    assert verdict.code == INVALID
+    assert verdict.reasons[0].startswith(f"logits, {baseline.models[0]}: the outputs are probabilities")
