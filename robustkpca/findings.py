@@ -103,6 +103,7 @@ def _normalisation(m: Model) -> Said:
 
 RULES: dict[str, Callable[[Model], Said]] = {
     "rows": order.rows_hold,
+    "settings": order.settings,
     "logits": _softmaxed,
     "randomness": _random,
     "gradients": _gradients,

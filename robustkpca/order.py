@@ -134,6 +134,38 @@ def rows_hold(m: Model) -> Said:
     return "fail", f"{len(raised)} rows must not be believed: {reasons}", "Figures on such rows are shown as invalid."
 
 
+def settings(m: Model) -> Said:
+    """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones, steps beyond the ball or too short to cross it."""
+    said: list[Said] = []
+    for suite in m.run.suites:
+        for spec in suite.attack if suite.threat else ():
+            for text, eps in zip(suite.budgets, suite.threat.budgets, strict=True):  # type: ignore[union-attr]
+                if not 0 < eps < HUGE:
+                    continue
+                name = f"{suite.label(spec.name)} at eps {text}"
+                p = spec.resolve(eps)
+                alpha, steps = p.get("alpha"), float(p.get("steps", 1))
+                if suite.threat.norm == "l2" and eps < Fraction(1, 20):  # type: ignore[union-attr]
+                    said.append(
+                        (
+                            "warn",
+                            f"{name}: an L2 budget",
+                            "So short a distance hardly moves an image: was an L-inf budget meant?",
+                        )
+                    )
+                elif alpha is not None and float(alpha) > 2 * float(eps) * (1 + 1e-9):
+                    seen = f"{name}: a step of {float(alpha):.4g} is longer than the ball is wide"
+                    said.append(
+                        ("warn", seen, 'Write step sizes as multiples of the budget, such as alpha = "0.25 eps".')
+                    )
+                elif alpha is not None and float(alpha) * steps < float(eps) * (1 - 1e-9):
+                    seen = f"{name}: {steps:g} steps of {float(alpha):.4g} do not reach the budget's border"
+                    said.append(("warn", seen, 'Take more or longer steps, such as alpha = "0.25 eps".'))
+                else:
+                    said.append(None)
+    return _worst(said, "step sizes and budgets fit each other")
+
+
 def eps_zero(m: Model) -> Said:
     if m.clean is None:
         return None

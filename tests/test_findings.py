@@ -269,6 +269,24 @@ def test_square_after_gradients_is_noted(tmp_path):
     assert "that the attacks before it left" in said.message
 
 
+@pytest.mark.parametrize(
+    ("threat", "attack", "level", "words"),
+    [
+        ({"norm": "l2", "eps": ["8/255"]}, {"method": "PGDL2", "parameters": {"steps": 2, "alpha": "0.5 eps"}}, "warn", "was an L-inf budget meant"),
+        ({"eps": ["8/255"]}, {"method": "PGD", "parameters": {"steps": 2, "alpha": 0.1}}, "warn", "longer than the ball is wide"),
+        ({"eps": ["8/255"]}, {"method": "PGD", "parameters": {"steps": 3, "alpha": 0.001}}, "warn", "do not reach"),
+        ({"eps": ["8/255", "0"]}, {"method": "PGD", "parameters": {"steps": 4, "alpha": "0.25 eps"}}, "pass", "fit each other"),
+    ],
+)  # fmt: skip
+def test_numbers_that_people_mix_up(noise_samples, tmp_path, threat, attack, level, words):
+    data = load_suite("fgsm").model_dump()
+    data["threat"] |= threat
+    data["attack"] = [{"name": "a", **attack}]
+    run = evaluate([tiny()], noise_samples.take(np.arange(4)), [Suite.parse(data, "s")], tmp_path / "run")
+    said = next(f for f in findings(run) if f.rule == "settings")
+    assert (said.level, words in said.message + said.advice) == (level, True), said
+
+
 def test_every_method_has_a_kind():
     assert set(methods.METHODS) == order.ONE_STEP | order.ITERATED | order.BLACK_BOX
     assert next(iter(RULES)) == "rows"

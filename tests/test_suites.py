@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from robustkpca import methods
+from robustkpca.datasets import ArraySamples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation import evaluate
 from robustkpca.own_attacks import SparseL1Descent, project_l1
-from robustkpca.spec import load_suite, parse_eps, suite_names
+from robustkpca.spec import Cell, load_suite, parse_eps, suite_names
 from tests.conftest import classifier_of, linear_accuracy, tiny
 from tests.test_methods import images_of, run
 
 ATTACKS = [name for name in suite_names() if load_suite(name).attack]
-FAST = {"nb_iter": 2, "nb_sample": 8, "n_queries": 40, "steps": 4}
+FAST = {"nb_iter": 2, "nb_sample": 8, "n_queries": 40, "steps": 4, "restarts": 2}
 
 
 def quick(name, eps=None):
@@ -33,6 +34,26 @@ def test_every_suite_runs_and_stays_in_its_threat_model(noise_samples, tmp_path,
     run_ = evaluate([tiny()], samples, [quick(name)], tmp_path / "run", batch_size=4)
     assert {s.text for s in run_.statuses} == {"complete"}
     assert (run_.rows["flags"] == "").all()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ATTACKS if load_suite(n).threat.norm == "linf" and load_suite(n).threat.clip]
+)
+def test_images_with_0_and_1_stay_in_box_and_ball_whatever_the_budget(official, tmp_path, name):
+    """eps 0 gives the clean answers, eps 8/255 and 1 no more than they say, on a model with mean and std."""
+    pixels = np.random.default_rng(0).choice(np.array([0, 255, 128], dtype=np.uint8), (6, 32, 32, 3))
+    classifier = official("rpc_4iter_layer1")
+    names = tuple(map(str, range(10)))
+    classifier.settings = classifier.settings.model_copy(update={"classes": names})
+    samples = ArraySamples("box", list("abcdef"), np.arange(6), names, pixels)
+    suite = quick(name).with_eps(["0", "8/255", "1"])
+    run_ = evaluate([classifier], samples, [suite], tmp_path / "run")
+    assert (run_.rows["flags"] == "").all()
+    clean = run_.cell_rows(run_.models[0], Cell("clean", ""))["prediction"]
+    for label in suite.attacks:
+        none = run_.cell_rows(run_.models[0], Cell(label, "0"))
+        assert none["prediction"].equals(clean)
+        assert (none["distance"] == 0).all()
 
 
 @pytest.mark.parametrize(
