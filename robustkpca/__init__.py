@@ -1,7 +1,7 @@
 """robustkpca: how robust is a vision transformer, and does attention with robust principal components make it more so?
 
 The whole job in Python: `load_classifier`, `load_samples` and `load_suite` give the three inputs of `evaluate`, which returns a
-`Run`; `accuracy_table` and `compare` turn it into pandas tables. Imports are lazy: `import robustkpca` does not load torch.
+`Run`; `accuracy_table` and `compare` turn it into pandas tables, `findings` says what not to believe. Imports are lazy: `import robustkpca` does not load torch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,37 @@ if TYPE_CHECKING:
     from robustkpca.evaluation import evaluate
     from robustkpca.outcomes import Run
     from robustkpca.regression import check
+    from robustkpca.rules import findings
     from robustkpca.spec import load_suite
-    from robustkpca.tables import accuracy_table, compare
+    from robustkpca.tables import accuracy_table, compare, over_seeds, worst_case
 
 __version__ = "0.1.0"
-__all__ = ["Run", "accuracy_table", "check", "compare", "evaluate", "load_classifier", "load_samples", "load_suite"]
 _HOMES = {
     "Run": "outcomes",
     "accuracy_table": "tables",
     "check": "regression",
     "compare": "tables",
     "evaluate": "evaluation",
+    "findings": "rules",
     "load_classifier": "checkpoints",
     "load_samples": "datasets",
     "load_suite": "spec",
+    "over_seeds": "tables",
+    "worst_case": "tables",
 }
+__all__ = [
+    "Run",
+    "accuracy_table",
+    "check",
+    "compare",
+    "evaluate",
+    "findings",
+    "load_classifier",
+    "load_samples",
+    "load_suite",
+    "over_seeds",
+    "worst_case",
+]
 
 
 def __getattr__(name: str) -> Any:

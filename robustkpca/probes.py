@@ -1,4 +1,4 @@
-"""What a few passes say about whether an evaluation of a model can be believed. Numbers only; `findings` reads them."""
+"""What a few passes say about whether an evaluation of a model can be believed. Numbers only; `rules` reads them."""
 
 from __future__ import annotations
 

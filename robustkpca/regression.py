@@ -14,8 +14,8 @@ from pydantic import Field
 
 from robustkpca import stats
 from robustkpca.errors import SpecError
-from robustkpca.findings import findings
 from robustkpca.outcomes import Run
+from robustkpca.rules import findings
 from robustkpca.settings import Frozen
 from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell, read_toml
 

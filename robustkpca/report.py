@@ -9,8 +9,8 @@ from pathlib import Path
 from robustkpca import plots, tables, views
 from robustkpca.document import Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
 from robustkpca.errors import RunError, SpecError
-from robustkpca.findings import Finding, findings
 from robustkpca.outcomes import Run
+from robustkpca.rules import Finding, findings
 from robustkpca.summary import summary
 
 

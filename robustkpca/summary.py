@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from robustkpca import tables
-from robustkpca.findings import Finding
 from robustkpca.outcomes import Run
+from robustkpca.rules import Finding
 from robustkpca.spec import CLEAN, Suite
 from robustkpca.tables import WORST
 from robustkpca.views import share, with_interval

@@ -11,8 +11,8 @@ import pytest
 from robustkpca import plots, report
 from robustkpca.errors import RunError, SpecError
 from robustkpca.evaluation import evaluate
-from robustkpca.findings import findings
 from robustkpca.outcomes import Run
+from robustkpca.rules import findings
 from robustkpca.settings import RPCSettings
 from robustkpca.spec import Suite, load_suite
 from robustkpca.summary import summary

@@ -138,7 +138,7 @@ def _styled(line: str) -> Text:
 def show_run(run: Run, *, passes: bool = False) -> bool:
     """Print tables, receipt and findings (`passes`: those too where nothing is wrong); False when a cell has no figure."""
     from robustkpca import views
-    from robustkpca.findings import findings
+    from robustkpca.rules import findings
 
     for view in views.views(run):
         print_table(view.title, view.cells, view.notes)

@@ -137,8 +137,9 @@ def diagnose(
     out_dir: OutFolder = None,
 ) -> None:
     """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: something failed."""
-    from robustkpca import evaluation, findings
+    from robustkpca import evaluation
     from robustkpca.datasets import load_samples
+    from robustkpca.rules import findings
     from robustkpca.spec import load_suite
 
     where = pick_device(device)
@@ -164,7 +165,7 @@ def diagnose(
     run = start(plan, where, out_dir, workers)
     healthy = show_run(run, passes=True)
     out.print(f"rows and receipt: {run.path}", markup=False, highlight=False, soft_wrap=True)
-    if not healthy or any(f.level == "fail" for f in findings.findings(run)):
+    if not healthy or any(f.level == "fail" for f in findings(run)):
         raise typer.Exit(1)
 
 

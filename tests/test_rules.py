@@ -8,9 +8,9 @@ from torch import nn
 from robustkpca import methods, order
 from robustkpca.datasets import ArraySamples
 from robustkpca.evaluation import evaluate
-from robustkpca.findings import RULES, findings
 from robustkpca.outcomes import Run
 from robustkpca.probes import probe
+from robustkpca.rules import RULES, findings
 from robustkpca.settings import Preprocessing
 from robustkpca.spec import Cell, Suite, load_suite
 from tests.conftest import GREY, SIDE, Linear, classifier_of, tiny
