@@ -19,6 +19,7 @@ from PIL import Image
 from robustkpca import checkpoints
 from robustkpca.cli import main
 from robustkpca.outcomes import Run
+from robustkpca.rules import RULES
 from robustkpca.settings import RPCSettings
 from tests.conftest import tiny
 
@@ -115,6 +116,80 @@ def test_report_and_check(run, place):
         better.write_chunk(model, attack, 0, part.assign(correct=True))
     fallen = call("check", "run", "--baseline", "better", cwd=place)
     assert (fallen.returncode, "regressed: " in fallen.stderr) == (1, True)
+
+
+def test_check_writes_what_ci_reads(run, place):
+    call("check", "run", "--baseline", "base.parquet", "--update-baseline", cwd=place)
+    (place / "limits.toml").write_text('[[cell]]\nattack = "pgd"\ntolerance = 5\n')
+    done = call(
+        "check", "run", "--baseline", "base.parquet", "--tolerances", "limits.toml", "--summary", "out/s.md", "--junit", "out/j.xml",
+        cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "### robustkpca: holds" in (place / "out" / "s.md").read_text()
+    assert (place / "out" / "j.xml").read_text().count("<testcase") == 15
+    both = call(
+        "check", "run", "--baseline", "base.parquet", "--tolerance", "1", "--tolerances", "limits.toml", cwd=place
+    )
+    assert (both.returncode, "got both" in both.stderr) == (2, True)
+    (place / "limits.toml").write_text("tolerence = 5\n")
+    wrong = call("check", "run", "--baseline", "base.parquet", "--tolerances", "limits.toml", cwd=place)
+    assert (wrong.returncode, "tolerence" in wrong.stderr) == (2, True)
+
+
+def test_report_as_one_page(run, place):
+    done = call("report", "run", "--out", "page.html", cwd=place)
+    assert done.returncode == 0
+    assert (place / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_diagnose_says_pass_warn_or_fail_and_goes_on(place):
+    flags = (
+        "--checkpoint",
+        "sym.safetensors",
+        "--data",
+        "folder:pictures",
+        "--limit",
+        "10",
+        "--eps",
+        "2/255",
+        "--out",
+        "battery",
+    )
+    done = call("diagnose", *flags, cwd=place)
+    said = " ".join(done.stdout.split())
+    for rule in RULES:
+        if not rule.startswith("autoattack"):
+            assert f"{rule}, SymViT-w16d2h2: " in said, rule
+    failed = " 0 fail" not in said
+    assert done.returncode == (1 if failed else 0), done.stderr
+    assert Run.open(place / "battery").suites[0].budgets == ("0", "2/255", "1")
+    again = call("diagnose", *flags, cwd=place)
+    assert again.stdout == done.stdout
+
+
+def test_findings_stand_under_the_table_of_eval(place):
+    (place / "weak.toml").write_text(
+        'name = "weak"\nversion = 1\ntitle = "t"\n[threat]\nnorm = "linf"\neps = ["64/255"]\nspace = "pixel"\nclip = true\n'
+        'labels = "true"\n[[attack]]\nname = "pgd"\nmethod = "PGD"\nparameters = { steps = 1, alpha = 1e-6, random_start = false }\n'
+    )
+    done = call(
+        "eval",
+        "--checkpoint",
+        "sym.safetensors",
+        "--data",
+        "folder:pictures",
+        "--attack",
+        "weak.toml",
+        "--out",
+        "weak",
+        cwd=place,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warn settings, SymViT-w16d2h2: weak at eps 64/255: 1 steps of 1e-06 do not reach" in " ".join(
+        done.stdout.split()
+    )
+    assert "findings: 0 fail, 1 warn" in done.stdout
 
 
 def test_options_reach_the_request(place):
