@@ -34,7 +34,8 @@ def generator(seed: int, *key: object) -> torch.Generator:
 @contextlib.contextmanager
 def seeded(seed: int, *key: object) -> Iterator[None]:
     """The global generators start from a key inside, and are put back after: what a model draws itself is then repeatable."""
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         torch.manual_seed(key_number(seed, *key))
         yield
 

@@ -82,7 +82,8 @@ METHODS: dict[str, Method] = {
     "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss),
     "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4),
     "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10)),
-    "Square": Method(Square, LINF_L2, ("eps",), draws="attack", passes=lambda p: float(p.get("n_queries", 5000))),
+    # In L2, torchattacks' Square draws for whoever is left of the batch: L-inf only.
+    "Square": Method(Square, LINF, ("eps",), draws="attack", passes=lambda p: float(p.get("n_queries", 5000))),
     "SPSA": Method(
         torchattacks.SPSA,
         LINF,

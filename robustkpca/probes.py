@@ -13,7 +13,7 @@ from robustkpca.models import Classifier
 from robustkpca.settings import IMAGENET_MEAN, IMAGENET_STD
 
 GRADIENTS = 64  # samples whose gradient is looked at
-DOUBLES = 16  # samples whose gradient is taken in float64 too
+DOUBLES = 8  # samples whose gradient is taken in float64 too
 
 
 def probe(classifier: Classifier, images: Tensor, labels: Tensor) -> dict[str, Any]:

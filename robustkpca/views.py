@@ -335,4 +335,11 @@ def _model_row(run: Run, model: dict[str, Any]) -> dict[str, object]:
         "notes": "; ".join(model["notes"]) or "none",
         "mean / std": f"{', '.join(f'{v:g}' for v in p.mean)} / {', '.join(f'{v:g}' for v in p.std)}",
         "budgets": budgets_in_both_units(run, model) or "none",
+        "cosine of float32 to float64 input gradients": _cosine(run.probes.get(model["label"], {})),
     }
+
+
+def _cosine(probe: dict[str, Any]) -> str:
+    if probe.get("cosine_worst") is None:
+        return "not measured"
+    return f"median {probe['cosine_median']:.3f}, worst {probe['cosine_worst']:.3f}"

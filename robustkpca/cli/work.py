@@ -181,9 +181,14 @@ def _suites(
     if protocol is not None:
         choice("--protocol", protocol, ("standard", "paper"))
     suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]  # type: ignore[arg-type]
+    # Each option changes the suites that have it; one that no suite has is an error.
     if eps:
-        suites = [suite.with_eps(eps) for suite in suites]
-    return [suite.with_steps(steps) for suite in suites] if steps is not None else suites
+        have = [suite.threat is not None for suite in suites]
+        suites = [s.with_eps(eps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
+    if steps is not None:
+        have = [any("steps" in a.parameters for a in suite.attack) for suite in suites]
+        suites = [s.with_steps(steps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
+    return suites
 
 
 @app.command()
