@@ -152,8 +152,9 @@ class _Surface(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         # Not through KeyedDraws: what the model draws is the model's.
+        # A copy, since Square writes into the logits it is given.
         with torch._C.DisableTorchFunction():
-            return self.coordinates.logits(u)
+            return self.coordinates.logits(u).clone()
 
 
 def check(spec: AttackSpec, threat: ThreatModel) -> None:

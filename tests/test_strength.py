@@ -199,6 +199,23 @@ def test_autoattack_beats_pgd_with_ten_restarts_on_an_embedded_model(tmp_path):
     assert found[f"autoattack/{WORST}"] == found["autoattack/square"]
 
 
+def test_square_does_not_write_into_what_the_model_keeps():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.kept = nn.Linear(784, 4), []
+
+        def forward(self, x):
+            self.kept.append(self.linear(x.flatten(1)))
+            return self.kept[-1]
+
+    classifier = classifier_of(Keeps(), 4)
+    images = torch.rand(4, 1, SIDE, SIDE)
+    run_attack(classifier, images, classifier(images).argmax(1), "1/255", method="Square", n_queries=5)
+    assert len(classifier.network.kept) > 2
+    assert all(logits.isfinite().all() for logits in classifier.network.kept)
+
+
 # -- PGD with restarts and the best iterate
 
 
