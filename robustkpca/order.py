@@ -43,10 +43,9 @@ class Measured:
         return threat.norm, threat.space, threat.clip, threat.labels
 
     @property
-    def kind(self) -> str:
-        if self.spec.method in BLACK_BOX:
-            return "black"
-        return "transfer" if self.rpc and self.spec.through == "symvit" else "white"
+    def own(self) -> bool:
+        """Whether it goes along the model's own gradient."""
+        return self.spec.method not in BLACK_BOX and (self.spec.through == "full" or not self.rpc)
 
     @property
     def name(self) -> str:
@@ -199,10 +198,10 @@ def huge_budget(m: Model) -> Said:
         threat = group[0].suite.threat
         if threat is None or threat.norm != "linf" or threat.space != "pixel" or group[0].eps < HUGE:
             continue
-        whites = [a for a in group if a.kind == "white"]
-        if not whites:
+        own = [a for a in group if a.own]
+        if not own:
             continue
-        best = min(whites, key=lambda a: a.correct.mean())
+        best = min(own, key=lambda a: a.correct.mean())
         advice = "Within such a budget every image can become any other: attacks by gradients fail on this model, so smaller budgets prove nothing."
         share = best.correct.mean()
         said.append(None if share <= 0.02 else ("fail" if share > 0.1 else "warn", best.text, advice))
@@ -212,8 +211,7 @@ def huge_budget(m: Model) -> Said:
 def more_effort(m: Model) -> Said:
     said: list[Said] = []
     for group in m.groups():
-        own = sorted((a for a in group if a.kind == "white" and a.spec.through == "full" and a.spec.method in ITERATED),
-                     key=lambda a: a.effort)  # fmt: skip
+        own = sorted((a for a in group if a.own and a.spec.method in ITERATED), key=lambda a: a.effort)
         for i, weak in enumerate(own):
             for strong in own[i + 1 :]:
                 if strong.effort < 2 * weak.effort:
@@ -233,7 +231,7 @@ def one_step(m: Model) -> Said:
     said: list[Said] = []
     for group in m.groups():
         ones = [a for a in group if a.spec.method in ONE_STEP]
-        many = [a for a in group if a.spec.method in ITERATED and a.kind == "white" and a.spec.through == "full"]
+        many = [a for a in group if a.own and a.spec.method in ITERATED]
         if ones and many:
             one, best = (min(g, key=lambda a: a.correct.mean()) for g in (ones, many))
             advice = "An iterated attack contains the single step: its step size is wrong, or the gradient is masked."
@@ -243,28 +241,24 @@ def one_step(m: Model) -> Said:
     return _worst(said, "iterated attacks are at least as strong as one step")
 
 
-def black_box(m: Model) -> Said:
+def masked_gradient(m: Model) -> Said:
+    """Black-box attacks, transfer and other gradients should find nothing that the model's own gradient does not."""
     said: list[Said] = []
     for group in m.groups():
-        whites = [a for a in group if a.kind == "white"]
-        if not whites:
+        own, others = [a for a in group if a.own], [a for a in group if not a.own]
+        if not own or not others:
             continue
-        survivors = pd.concat([a.correct for a in whites], axis=1).all(axis=1)
-        best = min(whites, key=lambda a: a.correct.mean())
-        for other in group:
-            if other.kind == "white":
-                continue
-            alone = int((survivors & ~other.correct.reindex(survivors.index)).sum())
-            what = "a black-box attack" if other.kind == "black" else "an attack on another model"
-            seen = f"{other.text}, {best.text}; {alone} images are broken by {other.label} and by no attack with the model's gradient"
-            advice = f"The model's gradient finds less than {what}: it is masked. Count the worst case over all attacks, and try the suite adaptive."
-            if _clearly(_only(best.correct, other.correct)):
-                said.append(("fail", seen, advice))
-            elif alone > max(1, 0.03 * len(survivors)):
-                said.append(("warn", seen, advice))
-            else:
-                said.append(None)
-    return _worst(said, "no black-box or transferred attack does what gradients cannot")
+        survivors = pd.concat([a.correct for a in own], axis=1).all(axis=1)
+        left = pd.concat([a.correct.reindex(survivors.index) for a in others], axis=1).all(axis=1)
+        alone = int((survivors & ~left).sum())
+        best, other = (min(g, key=lambda a: a.correct.mean()) for g in (own, others))
+        seen = f"{other.text}, {best.text}; {alone} images are broken, but by no attack along the model's own gradient"
+        advice = "Its own gradient misses what others find: it may be masked. Count the worst case over all attacks, and try the suite adaptive."
+        if _clearly(_only(best.correct, other.correct)):
+            said.append(("fail", seen, advice))
+        else:
+            said.append(("warn", seen, advice) if alone > max(1, 0.03 * len(survivors)) else None)
+    return _worst(said, "no other attack finds what those along the model's own gradient do not")
 
 
 def square_last(m: Model) -> Said:

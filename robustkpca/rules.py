@@ -114,7 +114,7 @@ RULES: dict[str, Callable[[Model], Said]] = {
     "huge-budget": order.huge_budget,
     "more-effort": order.more_effort,
     "one-step": order.one_step,
-    "black-box": order.black_box,
+    "masked-gradient": order.masked_gradient,
     "autoattack-square": order.square_last,
     "autoattack-standard": order.standard_autoattack,
     "attacked-labels": order.attacked_labels,

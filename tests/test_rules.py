@@ -49,7 +49,7 @@ def test_a_the_linear_oracle_passes(tmp_path):
     run, levels = diagnosed(Linear(), at_margins(MIXED), tmp_path / "run")
     assert set(levels.values()) == {"pass"}, findings(run)
     assert set(levels) >= {"logits", "randomness", "gradients", "gradient-precision", "eps-zero", "eps-order", "huge-budget",
-                           "more-effort", "one-step", "black-box", "attacked-labels", "rows"}  # fmt: skip
+                           "more-effort", "one-step", "masked-gradient", "attacked-labels", "rows"}  # fmt: skip
 
 
 class Scaled(Linear):
@@ -209,9 +209,9 @@ def right(k: int, n: int = 100) -> list[bool]:
         ("more-effort", {("diagnose/pgd-best", "4/255"): right(40), ("diagnose/pgd", "4/255"): right(60)}, "warn", "not converged"),
         ("one-step", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/pgd", "4/255"): right(60),
                       ("diagnose/pgd-best", "4/255"): right(60), ("diagnose/transfer-symvit", "4/255"): right(60)}, "fail", "but diagnose/pgd"),
-        ("black-box", {("diagnose/square", "8/255"): right(2), **{(f"diagnose/{a}", "8/255"): right(60)
+        ("masked-gradient", {("diagnose/square", "8/255"): right(2), **{(f"diagnose/{a}", "8/255"): right(60)
                        for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}}, "fail", "58 images"),
-        ("black-box", {("diagnose/square", "8/255"): right(60)[::-1], **{(f"diagnose/{a}", "8/255"): right(45)
+        ("masked-gradient", {("diagnose/square", "8/255"): right(60)[::-1], **{(f"diagnose/{a}", "8/255"): right(45)
                        for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}}, "warn", "40 images"),
         ("eps-zero", {}, "pass", "clean answers"),
     ],
