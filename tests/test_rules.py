@@ -203,6 +203,7 @@ def right(k: int, n: int = 100) -> list[bool]:
     ("rule", "changes", "level", "words"),
     [
         ("eps-order", {("diagnose/pgd", "4/255"): right(30), ("diagnose/pgd", "8/255"): right(60)}, "fail", "30.0 %, but"),
+        ("eps-order", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/fgsm", "8/255"): right(60)}, "warn", "30.0 %, but"),
         ("huge-budget", {(f"diagnose/{a}", "1"): right(40) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "fail", "40.0 %"),
         ("huge-budget", {(f"diagnose/{a}", "1"): right(5) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "warn", "5.0 %"),
         ("more-effort", {("diagnose/pgd-best", "4/255"): right(90), ("diagnose/pgd", "4/255"): right(60)}, "fail", "with more effort"),
