@@ -14,7 +14,7 @@ from robustkpca.regression import COLUMNS, HOLDS, Verdict
 def summary(verdict: Verdict) -> str:
     """Markdown for a pull request: the verdict, its reasons, and every cell, the bad ones first."""
     lines = [f"### robustkpca: {verdict.text}", ""]
-    lines += [f"- {escape(reason)}" for reason in verdict.reasons]
+    lines += [f"- {escape(line)}" for line in verdict.lines]
     lines += [f"- note: {escape(note)}" for note in verdict.notes]
     if len(verdict.cells):
         order = verdict.cells["verdict"].map({"regressed": 0, "suspicious": 1, "holds": 2})
@@ -38,7 +38,7 @@ def summary(verdict: Verdict) -> str:
 def github_annotations(verdict: Verdict) -> list[str]:
     """GitHub workflow commands, one a line."""
     title = f"robustkpca: {verdict.text}"
-    lines = [f"::error title={_property(title)}::{_message(reason)}" for reason in verdict.reasons]
+    lines = [f"::error title={_property(title)}::{_message(line)}" for line in verdict.lines]
     return lines + [f"::notice title=robustkpca::{_message(note)}" for note in verdict.notes]
 
 
@@ -65,8 +65,8 @@ def junit(verdict: Verdict) -> str:
             )
     whole = Xml.SubElement(suite, "testcase", classname="robustkpca", name="verdict")
     if verdict.code != HOLDS:
-        text = _xml("\n".join(verdict.reasons))
-        Xml.SubElement(whole, "failure", type=verdict.text, message=_xml(verdict.reasons[0])).text = text
+        text = _xml("\n".join(verdict.lines))
+        Xml.SubElement(whole, "failure", type=verdict.text, message=_xml(verdict.lines[0])).text = text
         failures += 1
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))

@@ -18,7 +18,7 @@ from robustkpca.draws import seeded
 from robustkpca.errors import DataError, RobustKPCAError, SpecError, unknown
 from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run, chunk_ranges
-from robustkpca.probes import probe
+from robustkpca.probes import SAMPLES, probe
 from robustkpca.scoring import Batch, jobs_of
 from robustkpca.spec import CLEAN, Suite
 
@@ -198,15 +198,18 @@ class Plan:
                     pending.append(chunk)
             if kept:
                 advance(model, "kept from before", kept)
+            if pending and model not in run.probes:
+                few = range(min(SAMPLES, len(samples)))
+                images = torch.stack([samples.image(i, classifier.settings.preprocessing) for i in few])
+                with seeded(self.seed, "probe"):
+                    where = (images.to(classifier.device), labels[: len(few)].to(classifier.device))
+                    run.probes[model] = probe(classifier, *where, self.batch_size)
+                run.save_manifest()
             for images, indices in _load(samples, classifier, pending, workers):
                 chunk_labels = labels[indices].to(classifier.device)
                 ids = [samples.ids[i] for i in indices]
                 batch = Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
                 first = indices[0]
-                if model not in run.probes:
-                    with seeded(self.seed, "probe"):
-                        run.probes[model] = probe(classifier, batch.images, batch.labels)
-                    run.save_manifest()
                 if run.has_chunk(model, CLEAN, first):
                     stored = run.read_chunk(model, CLEAN, first)["prediction"].to_numpy()
                     batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)

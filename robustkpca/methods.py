@@ -45,6 +45,8 @@ class Method:
     draws: Literal["sample", "attack", "batch"] = "sample"
     passes: Callable[[Mapping[str, Any]], float] = lambda p: 2.0 * p.get("steps", 1)
     least_classes: Callable[[Mapping[str, Any]], int] = lambda _: 2
+    losses: tuple[str, ...] = ()  # values of its parameter `loss`
+    blind: bool = False  # it asks for predictions only
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -75,28 +77,38 @@ METHODS: dict[str, Method] = {
         LINF,
         passes=lambda p: 2.0 * p.get("restarts", 1) * (p.get("steps", 100) + 1) * p.get("eot", 1),
         least_classes=_by_loss,
+        losses=tuple(LOSSES),
     ),
     "BIM": Method(torchattacks.BIM, LINF),
     "MIFGSM": Method(torchattacks.MIFGSM, LINF),
     "PGDL2": Method(torchattacks.PGDL2, ("l2",)),
-    "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss),
+    "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss, losses=("ce", "dlr")),
     "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4),
     "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10)),
     # In L2, torchattacks' Square draws for whoever is left of the batch: L-inf only.
-    "Square": Method(Square, LINF, ("eps",), draws="attack", passes=lambda p: float(p.get("n_queries", 5000))),
+    "Square": Method(
+        Square,
+        LINF,
+        ("eps",),
+        draws="attack",
+        passes=lambda p: float(p.get("n_queries", 5000)),
+        losses=("margin", "ce"),
+        blind=True,
+    ),
     "SPSA": Method(
         torchattacks.SPSA,
         LINF,
         lengths=("eps", "delta", "lr"),
         draws="attack",
         passes=lambda p: 2.0 * p.get("nb_iter", 1) * p.get("nb_sample", 128),
+        blind=True,
     ),
     "CW": Method(torchattacks.CW, ("none",), lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50)),
     "AutoAttack": Method(
         torchattacks.AutoAttack, LINF, ("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=lambda _: 4
     ),
     "SLD": Method(SparseL1Descent, ("l1",)),
-    "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0),
+    "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0, blind=True),
 }
 
 
@@ -169,8 +181,16 @@ def check(spec: AttackSpec, threat: ThreatModel) -> None:
     for key in spec.parameters:
         if key not in method.parameters:
             raise SpecError(f"attack {spec.name}: {unknown('parameter', key, method.parameters)}")
-    if spec.method == "BestPGD" and spec.parameters.get("loss", "margin") not in LOSSES:
-        raise SpecError(f"attack {spec.name}: {unknown('loss', str(spec.parameters['loss']), LOSSES)}")
+        default, value = method.defaults[key], spec.parameters[key]
+        if isinstance(default, bool) != isinstance(value, bool):
+            raise SpecError(f"attack {spec.name}: {key}: expected a value such as {default!r}, got {value!r}")
+    losses = method.losses
+    if losses and (loss := spec.parameters.get("loss", method.defaults["loss"])) not in losses:
+        raise SpecError(f"attack {spec.name}: {unknown('loss', str(loss), losses)}")
+    if spec.through != "full" and method.blind:
+        raise SpecError(
+            f"attack {spec.name}: {spec.method} follows no gradient, through = {spec.through!r} changes nothing"
+        )
 
 
 def least_classes(spec: AttackSpec) -> int:

@@ -73,7 +73,19 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         pairs = enumerate(zip(ours, theirs, strict=True))
         return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]")]
-    return [] if ours == theirs else [f"{path}: {json.dumps(ours)} here, {json.dumps(theirs)} there"]
+    return [] if ours == theirs else [f"{path}: {_short(ours)} here, {_short(theirs)} there"]
+
+
+def _short(value: Any) -> str:
+    """A value in one line that can be read; of models their labels."""
+    if isinstance(value, list) and all(isinstance(v, dict) and "label" in v for v in value):
+        return ", ".join(str(v["label"]) for v in value)
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"run {path}: cannot be read, torn or not a run ({error})") from None
+            raise RunError(f"run {path}: cannot be read, torn or not a run ({_brief(error)})") from None
         return cls(path, manifest)
 
     @classmethod
@@ -272,7 +284,7 @@ class Run:
                 tables = [_read_table(file) for file in files]
                 frame = pa.concat_tables(tables or [SCHEMA.empty_table()]).to_pandas()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"run {self.path}: rows cannot be read, torn? ({error})") from None
+            raise RunError(f"run {self.path}: rows cannot be read, torn? ({_brief(error)})") from None
         if list(frame.columns) != SCHEMA.names:
             raise RunError(f"run {self.path}: expected columns {SCHEMA.names}, got {list(frame.columns)}")
         order = {(c.attack, c.budget): i for i, c in enumerate(self.cells)}
@@ -316,7 +328,7 @@ def _read_table(file: Path) -> pa.Table:
     try:
         return pq.ParquetFile(file).read()
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"rows {file}: torn ({error}); the command that made the run makes them again") from None
+        raise RunError(f"rows {file}: torn ({_brief(error)}); the command that made the run makes them again") from None
 
 
 def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from robustkpca import stats
 from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run
 from robustkpca.rules import findings
 from robustkpca.settings import Frozen
-from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell, read_toml
+from robustkpca.spec import OUT_OF_DISTRIBUTION, Cell, eps_text, parse_eps, read_toml
 
 HOLDS, REGRESSED, INVALID = 0, 1, 2  # exit codes
 COLUMNS = ["model", "attack", "budget", "n", "baseline", "now", "change", "low", "high", "p", "tolerance", "verdict"]
@@ -29,8 +29,23 @@ class CellTolerance(Frozen):
     model: str = "*"
     attack: str = "*"
     budget: str = "*"
-    tolerance: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
-    gain: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+    tolerance: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False, strict=True)
+    gain: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> CellTolerance:
+        if self.tolerance is None and self.gain is None:
+            raise ValueError("expected tolerance or gain")
+        return self
+
+    @field_validator("budget")
+    @classmethod
+    def _as_rows_have_it(cls, budget: str) -> str:
+        """0.0313725 is 8/255; patterns and severities stay as they are."""
+        try:
+            return eps_text(parse_eps(budget))
+        except SpecError:
+            return budget
 
     def matches(self, model: str, cell: Cell) -> bool:
         pairs = ((model, self.model), (cell.attack, self.attack), (cell.budget, self.budget))
@@ -43,9 +58,16 @@ class CellTolerance(Frozen):
 class Tolerances(Frozen):
     """How many points a cell may lose, and how many it may gain before that is suspicious. Of the [[cell]] tables that match, the last decides."""
 
-    tolerance: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
-    gain: float = Field(default=20.0, ge=0, le=100, allow_inf_nan=False)
+    tolerance: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False, strict=True)
+    gain: float = Field(default=20.0, ge=0, le=100, allow_inf_nan=False, strict=True)
     cell: tuple[CellTolerance, ...] = ()
+
+    @field_validator("cell", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError("expected [[cell]] tables, in double brackets")
+        return value
 
     @classmethod
     def load(cls, path: Path) -> Tolerances:
@@ -64,17 +86,31 @@ class Tolerances(Frozen):
 
 @dataclass
 class Verdict:
-    """What check found. `code` is the exit code; `reasons` say why it is not 0; `notes` are worth a look. `cells` has COLUMNS (figures in
-    per cent, changes in points) and is empty where nothing could be compared."""
+    """What check found. `code` is the exit code; `reasons` say what regressed, or why nothing could be compared; `doubts` why the run is not
+    to be believed; `notes` are worth a look. `cells` has COLUMNS (figures in per cent, changes in points), empty where nothing was compared."""
 
     code: int
     cells: pd.DataFrame
     reasons: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def invalid(cls, reasons: list[str], notes: Sequence[str] = ()) -> Verdict:
+        """Nothing could be compared."""
+        return cls(INVALID, pd.DataFrame(columns=COLUMNS), reasons, notes=list(notes))
 
     @property
     def text(self) -> str:
-        return {HOLDS: "holds", REGRESSED: "regressed", INVALID: "not comparable or not to be believed"}[self.code]
+        if self.code == INVALID:
+            return "not comparable" if self.reasons else "not to be believed"
+        return {HOLDS: "holds", REGRESSED: "regressed"}[self.code]
+
+    @property
+    def lines(self) -> list[str]:
+        """Reasons and doubts, each with what it is."""
+        word = "regressed" if self.code == REGRESSED else "not comparable"
+        return [f"{word}: {r}" for r in self.reasons] + [f"not to be believed: {d}" for d in self.doubts]
 
 
 def check(
@@ -97,14 +133,19 @@ def check(
         if pairs and not any(rule.matches(ours, cell) for ours in pairs.values() for cell in baseline.cells):
             reasons.append(f"tolerances: no cell matches {rule.describe()}")
     if reasons:
-        return Verdict(INVALID, pd.DataFrame(columns=COLUMNS), reasons, notes)
+        return Verdict.invalid(reasons, notes)
     frame = _judged(_pairs(run, baseline, pairs), limits, alpha)
     regressed, suspicious = (frame[frame["verdict"] == v] for v in ("regressed", "suspicious"))
     reasons += [_said(row) for row in regressed.itertuples()]
     doubts = [f"suspiciously better: {_said(row)}" for row in suspicious.itertuples()]
-    doubts += [f"{f.rule}, {f.model}: {f.message}. {f.advice}" for f in findings(run) if f.level == "fail"]
+    doubts += failures(run)
     code = REGRESSED if reasons else INVALID if doubts else HOLDS
-    return Verdict(code, frame, [*reasons, *doubts], notes)
+    return Verdict(code, frame, reasons, doubts, notes)
+
+
+def failures(run: Run) -> list[str]:
+    """The findings of level fail, in words."""
+    return [f"{f.rule}, {f.model}: {f.message}. {f.advice}" for f in findings(run) if f.level == "fail"]
 
 
 def _pairs(run: Run, baseline: Run, pairs: dict[str, str]) -> dict[tuple[str, Cell], stats.Paired]:
@@ -199,6 +240,16 @@ def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] 
         found += [f"{model}, {_name(s.cell.attack, s.cell.budget)}: {s.text}" for s in broken[:3]]
         if len(broken) > 3:
             found.append(f"and {len(broken) - 3} more cells of {model}")
-    if run.rows[["correct", "label", "prediction"]].isna().any(axis=None):
-        found.append("rows without a value")
+    rows = run.rows
+    if rows.empty:
+        return found
+    if rows[["correct", "label", "prediction"]].isna().any(axis=None):
+        return [*found, "rows without a value"]
+    if wrong := int((rows["correct"] != (rows["prediction"] == rows["label"])).sum()):
+        found.append(f"{wrong} rows whose `correct` is not what label and prediction say")
+    classes = {m["label"]: (m["settings"] or {}).get("num_classes", 0) for m in run.request["models"]}
+    if wrong := int(((rows["prediction"] < -1) | (rows["prediction"] >= rows["model"].map(classes))).sum()):
+        found.append(f"{wrong} rows with a prediction that is no class of the model")
+    if wrong := int((rows["confidence"].isna() & (rows["prediction"] >= 0)).sum()):
+        found.append(f"{wrong} rows without a confidence")
     return found

@@ -82,5 +82,5 @@ def _findings(found: Sequence[Finding]) -> list[Block]:
     ]
     passed = sorted({f.rule for f in found if f.level == "pass"} - {f.rule for f in found if f.level != "pass"})
     if passed:
-        items.append(("pass", f"nothing was wrong with: {', '.join(passed)}."))
+        items.append(("pass", f"nothing was wrong, where there was enough to judge by, with: {', '.join(passed)}."))
     return [Bullets(items)] if items else [Paragraph("No rule could be applied to what was run.")]

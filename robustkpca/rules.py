@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from robustkpca import order, stats
 from robustkpca.order import Level, Model, Said
 from robustkpca.outcomes import Run
+
+SAME = 1e-4  # of the largest logit: below it two passes differ by rounding
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ def _random(m: Model) -> Said:
     if not m.probe:
         return None
     share, changed = m.probe["random"], m.probe["random_predictions"]
-    if share is not None and share <= 1e-4 and not changed:
+    if not m.probe["finite"]:
+        return None  # what is not a number equals nothing, not even itself
+    if share is not None and share <= SAME and not changed:
         return "pass", "two passes over the same images agree", ""
     seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.probe['n']} answers)"
     specs = [a.spec for a in m.attacks]
@@ -76,7 +81,15 @@ def _gradients(m: Model) -> Said:
 
 
 def _precision(m: Model) -> Said:
-    if not m.probe or m.probe["cosine_worst"] is None:
+    if not m.probe:
+        return None
+    if "cosine_error" in m.probe:
+        return (
+            "warn",
+            f"the model cannot be run in float64 ({m.probe['cosine_error']})",
+            "Its gradients were not checked for rounding.",
+        )
+    if m.probe["cosine_worst"] is None or not _repeats(m.probe):
         return None
     worst, median = m.probe["cosine_worst"], m.probe["cosine_median"]
     seen = f"cosine of float32 to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
@@ -84,6 +97,25 @@ def _precision(m: Model) -> Said:
         return "pass", seen, ""
     advice = "The gradient is partly rounding: PAP is chaotic for some settings. Judge by the worst case of the suite adaptive."
     return ("fail" if median < 0.8 else "warn"), seen, advice
+
+
+def _repeats(probe: dict[str, Any]) -> bool:
+    """Whether an image gets one answer, whenever and with whatever others it is asked for."""
+    seen = [probe["random"], probe["batch"]]
+    return all(v is not None and v <= SAME for v in seen) and not probe["random_predictions"]
+
+
+def _batch(m: Model) -> Said:
+    if not m.probe or not m.probe["finite"] or m.probe["random"] is None or m.probe["random"] > SAME:
+        return None
+    share = m.probe["batch"]
+    if share is not None and share <= SAME:
+        return "pass", "an image gets the same logits alone and in a batch", ""
+    return (
+        "fail",
+        f"an image's logits change with the others in its batch (by {0 if share is None else share:.1%} of the largest logit)",
+        "Figures then hang on the batch size and on who is in the batch: mend the model (statistics over the batch?).",
+    )
 
 
 def _normalisation(m: Model) -> Said:
@@ -106,6 +138,7 @@ RULES: dict[str, Callable[[Model], Said]] = {
     "settings": order.settings,
     "logits": _softmaxed,
     "randomness": _random,
+    "batch": _batch,
     "gradients": _gradients,
     "gradient-precision": _precision,
     "normalisation": _normalisation,

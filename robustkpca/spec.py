@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from robustkpca.errors import SpecError, unknown
 from robustkpca.settings import Frozen
@@ -93,6 +93,7 @@ class ThreatModel(Frozen):
 # Methods whose stopping rule or draws see the whole batch, so that the batch size decides their figures.
 BATCH_DEPENDENT = ("AutoAttack", "CW")
 _COUNTS = ("steps", "restarts", "n_restarts", "n_queries", "eot", "eot_iter", "nb_iter", "nb_sample")
+_LENGTHS = ("alpha", "delta", "lr", "p_init", "alpha_max", "rho")
 _WORDS = ("loss",)  # parameters whose text is no multiple of eps
 # How an attack's gradient goes through RPC-Attention, see `robustkpca.surrogates`.
 Through = Literal["full", "constant-sparse", "straight-through", "half-iterations", "double-iterations", "symvit"]
@@ -114,9 +115,13 @@ class AttackSpec(Frozen):
     def _known_form(cls, parameters: dict[str, Any]) -> dict[str, Any]:
         for key, value in parameters.items():
             if isinstance(value, str) and key not in _WORDS:
-                multiple(key, value)
+                number: float = float(multiple(key, value))
             elif isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key}: expected a finite number, got {value}")
+            else:
+                number = 1.0 if isinstance(value, str) else float(value)
+            if key in _LENGTHS and number <= 0:
+                raise ValueError(f"{key}: expected a length above 0, got {value!r}")
             if key in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{key}: expected a whole number of at least 1, got {value!r}")
         return parameters
@@ -143,7 +148,7 @@ def multiple(key: str, text: str) -> Fraction:
         return Fraction(factor)
     except (ValueError, ZeroDivisionError):
         raise ValueError(
-            f'{key}: expected a number or a multiple of the budget such as "0.15 eps", got {text!r}'
+            f'{key}: expected a number, true or false, or a multiple of the budget such as "0.15 eps", got {text!r}'
         ) from None
 
 
@@ -169,7 +174,7 @@ class Suite(Frozen):
     protocol: Literal["standard", "paper"] | None = None  # the pair it belongs to, chosen with --protocol
     threat: ThreatModel | None = None
     attack: tuple[AttackSpec, ...] = ()
-    cascade: bool = False  # each attack runs on the samples that are still right after those before it
+    cascade: StrictBool = False  # each attack runs on the samples that are still right after those before it
     corruptions: tuple[str, ...] = ()
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
 
@@ -179,8 +184,12 @@ class Suite(Frozen):
             raise ValueError("expected either [[attack]] tables or corruptions")
         if bool(self.attack) != (self.threat is not None):
             raise ValueError("expected a [threat] table with attacks, and none with corruptions")
-        if self.cascade and (len(self.attack) < 2 or (self.threat and self.threat.labels != "true")):
-            raise ValueError("a cascade has several attacks, all on the true labels")
+        if self.name == CLEAN:
+            raise ValueError(f"{CLEAN} is the name of no attack at all; choose another")
+        if self.cascade and len(self.attack) < 2:
+            raise ValueError(f"a cascade has several attacks, got {len(self.attack)}")
+        if self.cascade and self.threat and self.threat.labels != "true":
+            raise ValueError(f"a cascade attacks the true labels, got {self.threat.labels}")
         names = [a.name for a in self.attack] or list(self.corruptions)
         if len(set(names)) != len(names):
             raise ValueError(f"expected different names, got {names}")

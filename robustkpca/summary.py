@@ -9,7 +9,7 @@ import pandas as pd
 from robustkpca import tables
 from robustkpca.outcomes import Run
 from robustkpca.rules import Finding
-from robustkpca.spec import CLEAN, Suite
+from robustkpca.spec import CLEAN, Suite, load_suite, suite_names
 from robustkpca.tables import WORST
 from robustkpca.views import share, with_interval
 
@@ -61,7 +61,7 @@ def _corruptions(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
         own = long[(long["suite"] == suite.name) & (long["model"] == model)]
         whole = (own["status"] == "complete").all()
         texts.append(f"{model} {share(float(own['accuracy'].mean()))} %" if whole else f"{model} no figure")
-    return [f"Mean over the {len(suite.corruptions)} generated corruptions of {suite.name}: {', '.join(texts)}."]
+    return [f"Mean over the {len(suite.corruptions)} corruptions of suite {suite.name}, generated: {', '.join(texts)}."]
 
 
 def _verdicts(run: Run) -> list[str]:
@@ -88,7 +88,8 @@ def _verdicts(run: Run) -> list[str]:
 
 def _strength(run: Run) -> list[str]:
     """What stronger attacks were left out: accuracy under an attack is an upper bound of robustness."""
-    names = {s.name for s in run.suites}
+    # Under other parameters a suite is not what its name stands for.
+    names = {s.name for s in run.suites if s.name in suite_names() and s.attack == load_suite(s.name).attack}
     rpc = any((m["settings"] or {}).get("rpc") for m in run.request["models"])
     missing = [n for n in ("autoattack", "adaptive") if n not in names and (n != "adaptive" or rpc)]
     if not missing:

@@ -50,6 +50,8 @@ def settings_for(
     family, size = split_name(model)
     if family.startswith("timm:"):
         raise DataError(f"train: expected vit, symvit or rpc-symvit, got {model}")
+    if len(samples.classes) < 2:
+        raise DataError(f"train: expected at least 2 classes, {samples.name} has {len(samples.classes)}")
     width, depth, known_heads = SIZES[size or "micro"]
     values = images.double() / 255
     mean, std = values.mean((0, 2, 3)), values.std((0, 2, 3))

@@ -23,7 +23,7 @@ class View:
     notes: tuple[str, ...] = ()
 
 
-def views(run: Run) -> list[View]:
+def views(run: Run, *, compared: bool = True) -> list[View]:
     """The tables of a run as people read them: one for each suite, then the paired comparison."""
     if OUT_OF_DISTRIBUTION in run.conditions:
         return [_detection_view(run)]
@@ -37,10 +37,10 @@ def views(run: Run) -> list[View]:
         elif len(suite.attack) == 1:
             found.append(_attack_view(run, long, suite))
         else:
-            found += [_attacks_view(run, long, suite), _breakers_view(run, suite)]
+            found += [_attacks_view(run, long, suite), _breakers_view(run, suite) if compared else None]
     if not run.suites:
         found.append(_clean_view(run, long))
-    if len(run.models) > 1:
+    if len(run.models) > 1 and compared:
         found += [_comparison_view(run), _seeds_view(run)]
     return [view for view in found if view is not None]
 
@@ -150,7 +150,7 @@ def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
     n = part["n"].max()
     notes = (
         f"Accuracy in %, mean over severities {', '.join(map(str, suite.severities))}, each over "
-        f"{'all samples' if pd.isna(n) else f'all {n} samples'}; `mean` is over the {len(suite.corruptions)} corruptions.",
+        f"{'all samples' if pd.isna(n) else f'all {n} samples'}; the mean is over the {len(suite.corruptions)} corruptions.",
         "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on those.",
     )
     return View(f"{suite.title} ({suite.name})", cells, notes)

@@ -13,7 +13,7 @@ from robustkpca import ci
 from robustkpca.checkpoints import load_classifier
 from robustkpca.datasets import load_samples
 from robustkpca.evaluation import evaluate
-from robustkpca.regression import COLUMNS, HOLDS, INVALID, REGRESSED, Verdict
+from robustkpca.regression import COLUMNS, HOLDS, REGRESSED, Verdict
 from robustkpca.spec import load_suite
 
 ACTION = Path(__file__).parents[1] / ".github" / "actions" / "check" / "action.yml"
@@ -26,7 +26,10 @@ ROWS = [
 @pytest.fixture
 def verdict() -> Verdict:
     return Verdict(
-        REGRESSED, pd.DataFrame(ROWS, columns=COLUMNS), ["a|b<c>, pgd: 100 % worse\nsecond line"], ["other device"]
+        REGRESSED,
+        pd.DataFrame(ROWS, columns=COLUMNS),
+        ["a|b<c>, pgd: 100 % worse\nsecond line"],
+        notes=["other device"],
     )
 
 
@@ -40,7 +43,7 @@ def test_junit_has_a_case_for_each_cell(verdict):
     }
     assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
     assert "second line" in suite[2][0].text
-    invalid = ElementTree.fromstring(ci.junit(Verdict(INVALID, pd.DataFrame(columns=COLUMNS), ["torn \x00 file"])))
+    invalid = ElementTree.fromstring(ci.junit(Verdict.invalid(["torn \x00 file"])))
     assert (invalid.get("tests"), invalid.get("failures")) == ("1", "1")
     fine = ElementTree.fromstring(ci.junit(Verdict(HOLDS, pd.DataFrame(ROWS[:1], columns=COLUMNS))))
     assert (fine.get("tests"), fine.get("failures")) == ("2", "0")
@@ -48,7 +51,7 @@ def test_junit_has_a_case_for_each_cell(verdict):
 
 def test_annotations_are_one_line_each(verdict):
     lines = ci.github_annotations(verdict)
-    assert lines[0] == "::error title=robustkpca%3A regressed::a|b<c>, pgd: 100 %25 worse%0Asecond line"
+    assert lines[0] == "::error title=robustkpca%3A regressed::regressed: a|b<c>, pgd: 100 %25 worse%0Asecond line"
     assert lines[1] == "::notice title=robustkpca::other device"
 
 
@@ -87,3 +90,6 @@ def test_the_action_runs(tmp_path, tolerance, code):
         assert ElementTree.parse(tmp_path / "out" / "junit.xml").getroot().get("failures") == "0"
     else:
         assert "--tolerance: expected points from 0 to 100, got nan" in done.stderr
+        assert "not comparable: --tolerance: expected points" in (tmp_path / "summary.md").read_text()
+        assert "::error title=robustkpca%3A not comparable::" in done.stdout
+        assert ElementTree.parse(tmp_path / "out" / "junit.xml").getroot().get("failures") == "1"

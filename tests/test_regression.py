@@ -43,10 +43,18 @@ def variant(run: Run, path, *, request=None, rows=None) -> Run:
 
 
 def with_correct(run: Run, share: float, cell=("fgsm", "1/255")) -> pd.DataFrame:
-    """The rows of a run with exactly `share` of one cell right."""
+    """The rows of a run with exactly `share` of one cell right, and all right when clean."""
     rows = run.rows.copy()
+    rows = outcomes(rows, rows["attack"] == "clean", np.ones(400, dtype=bool))
     here = (rows["attack"] == cell[0]) & (rows["budget"] == cell[1])
-    rows.loc[here, "correct"] = np.arange(here.sum()) < round(share * here.sum())
+    return outcomes(rows, here, np.arange(here.sum()) < round(share * here.sum()))
+
+
+def outcomes(rows: pd.DataFrame, here: pd.Series, correct: np.ndarray) -> pd.DataFrame:
+    """`rows` with these outcomes at `here`, predictions and all."""
+    labels = rows.loc[here, "label"]
+    rows.loc[here, "correct"] = correct
+    rows.loc[here, "prediction"] = np.where(correct, labels, (labels + 1) % 10)
     return rows
 
 
@@ -79,9 +87,10 @@ def test_a_sudden_gain_is_suspicious(baseline, tmp_path):
     after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.7))
     verdict = check(after, before)
     assert verdict.code == INVALID
-    assert verdict.reasons[0].startswith(
+    assert verdict.doubts[0].startswith(
         f"suspiciously better: {baseline.models[0]}, fgsm 1/255: 10.0 -> 70.0 % (+60.0 points"
     )
+    assert (verdict.text, verdict.lines[0][:20]) == ("not to be believed", "not to be believed: ")
     assert check(after, before, tolerances=Tolerances(gain=60)).code == HOLDS
 
 
@@ -160,7 +169,7 @@ def in_memory(run: Run, correct: dict[tuple[str, str], np.ndarray]) -> Run:
     """The run with other outcomes, without writing anything."""
     rows = run.rows.copy()
     for (attack, budget), values in correct.items():
-        rows.loc[(rows["attack"] == attack) & (rows["budget"] == budget), "correct"] = values
+        rows = outcomes(rows, (rows["attack"] == attack) & (rows["budget"] == budget), values)
     made = Run(run.path, run.manifest)
     made.__dict__["rows"] = rows
     return made
@@ -222,14 +231,17 @@ def test_a_cell_may_have_a_tolerance_of_its_own(baseline, tmp_path):
     verdict = check(after, before, tolerances=limits)
     assert verdict.code == HOLDS
     assert verdict.cells["tolerance"].tolist() == [1, 6, 0]
-    limits = Tolerances.parse({"cell": [{"attack": "fgsm", "tolerance": 6}, {"budget": "1/255", "tolerance": 2}]}, "t")
+    limits = Tolerances.parse(
+        {"cell": [{"attack": "fgsm", "tolerance": 6}, {"budget": "0.00392157", "tolerance": 2}]}, "t"
+    )
     assert check(after, before, tolerances=limits).code == REGRESSED  # the last that matches decides
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("tolerance = nan", "tolerance"), ("tolerance = -1", "tolerance"), ("tolerence = 1", "tolerence"), ("[[cell]]\ntolerance = inf", "cell"),
-     ("[[cell]]\natack = 'x'", "atack"), ("tolerance = 'a lot'", "tolerance"), ("tolerance =", "not TOML")],
+     ("[[cell]]\natack = 'x'", "atack"), ("tolerance = true", "tolerance"),
+     ("[[cell]]\nattack = 'x'", "expected tolerance or gain"), ("[cell]\ntolerance = 1", "double brackets"), ("tolerance = 'a lot'", "tolerance"), ("tolerance =", "not TOML")],
 )  # fmt: skip
 def test_limits_that_make_no_sense(tmp_path, text, message):
     (tmp_path / "t.toml").write_text(text)
@@ -251,4 +263,23 @@ def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline, tmp_path):
     manifest["probes"][baseline.models[0]]["softmaxed"] = True
     verdict = check(Run(baseline.path, manifest), baseline)
     assert verdict.code == INVALID
-    assert verdict.reasons[0].startswith(f"logits, {baseline.models[0]}: the outputs are probabilities")
+    assert verdict.doubts[0].startswith(f"logits, {baseline.models[0]}: the outputs are probabilities")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("prediction", 99, "no class of the model"), ("confidence", np.nan, "1 rows without a confidence"),
+     ("correct", None, "rows without a value"), ("label", 3, "not what label and prediction say")],
+)  # fmt: skip
+def test_rows_that_contradict_themselves_are_never_green(baseline, tmp_path, column, value, reason):
+    rows = outcomes(baseline.rows.copy(), pd.Series(True, baseline.rows.index), np.ones(len(baseline.rows), dtype=bool))
+    fine = in_memory(baseline, {})
+    fine.__dict__["rows"] = rows
+    assert check(fine, fine).code == HOLDS
+    spoilt = rows.copy().astype({"correct": object} if column == "correct" else {})
+    spoilt.loc[405, column] = value
+    broken = in_memory(baseline, {})
+    broken.__dict__["rows"] = spoilt
+    verdict = check(broken, fine)
+    assert verdict.code == INVALID
+    assert any(reason in r for r in verdict.reasons), verdict.reasons

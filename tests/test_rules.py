@@ -7,6 +7,7 @@ from torch import nn
 
 from robustkpca import methods, order
 from robustkpca.datasets import ArraySamples
+from robustkpca.errors import SpecError
 from robustkpca.evaluation import evaluate
 from robustkpca.outcomes import Run
 from robustkpca.probes import probe
@@ -174,6 +175,43 @@ def test_gradient_precision_against_float64():
     assert found["zero_gradients"] > 0 or found["cosine_worst"] < 0.95
 
 
+class Casts(Linear):
+    def forward(self, x):
+        return super().forward(x.float() * 1.0)
+
+
+class OverTheBatch(Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0) + 0.5)
+
+
+class NotANumber(Linear):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("network", "levels"),
+    [(Casts, {"gradient-precision": "warn", "randomness": "pass", "batch": "pass"}),
+     (OverTheBatch, {"batch": "fail", "gradient-precision": None, "randomness": "pass"}),
+     (Noisy, {"randomness": "fail", "gradient-precision": None, "batch": None}),
+     (NotANumber, {"rows": "fail", "randomness": None, "batch": None, "gradients": "fail"})],
+)  # fmt: skip
+def test_models_that_a_probe_must_survive(tmp_path, network, levels):
+    run = evaluate([classifier_of(network(), 2)], at_margins(MIXED), [], tmp_path / "run")
+    said = {f.rule: f.level for f in findings(run)}
+    assert {rule: said.get(rule) for rule in levels} == levels, findings(run)
+
+
+def test_probes_do_not_hang_on_the_batch_size(tmp_path):
+    runs = [
+        evaluate([classifier_of(Linear(), 2)], at_margins(MIXED), [], tmp_path / str(b), batch_size=b)
+        for b in (1, 7, 100)
+    ]
+    assert runs[0].probes == runs[1].probes == runs[2].probes
+    assert runs[0].probes["oracle"]["gradients"] == N
+
+
 # -- rules on rows alone
 
 
@@ -215,12 +253,34 @@ def right(k: int, n: int = 100) -> list[bool]:
         ("masked-gradient", {("diagnose/square", "8/255"): right(60)[::-1], **{(f"diagnose/{a}", "8/255"): right(45)
                        for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}}, "warn", "40 images"),
         ("eps-zero", {}, "pass", "clean answers"),
+        ("eps-order", {}, "pass", "at n = 100, where differences under 7 points do not show"),
     ],
 )  # fmt: skip
 def test_rules_on_rows(honest, rule, changes, level, words):
     said = [f for f in findings(tampered(honest, changes)) if f.rule == rule]
     assert [f.level for f in said] == [level]
     assert words in said[0].message + said[0].advice
+
+
+def test_an_attack_that_helps(tmp_path):
+    """Steps towards the label: no other budget to compare with but the clean images."""
+    samples = at_margins([3] * N)
+    samples.labels[: N // 2] = 1 - samples.labels[: N // 2]
+    run = evaluate([classifier_of(Linear(), 2)], samples, [load_suite("fgsm").with_eps(["8/255"])], tmp_path / "run")
+    said = next(f for f in findings(tampered(run, {("fgsm", "8/255"): [True] * N})) if f.rule == "eps-order")
+    assert (said.level, "clean 50.0 %, but fgsm at eps 8/255 100.0 %" in said.message) == ("fail", True)
+    with pytest.raises(SpecError, match="alpha: expected a length above 0"):
+        Suite.parse(
+            load_suite("pgd").model_dump()
+            | {"attack": [{"name": "a", "method": "PGD", "parameters": {"alpha": "-0.25 eps"}}]},
+            "s",
+        )
+
+
+def test_few_samples_pass_no_comparison(tmp_path):
+    _, levels = diagnosed(Linear(), at_margins(MIXED[:10]), tmp_path / "run")
+    assert not {"eps-order", "more-effort", "one-step", "masked-gradient"} & set(levels)
+    assert levels["eps-zero"] == "pass"
 
 
 def test_eps_zero_that_changes_answers(honest):
@@ -240,8 +300,13 @@ def test_attacked_labels(tmp_path):
     run, levels = diagnosed(Linear(), samples, tmp_path / "run")
     assert levels["attacked-labels"] == "warn"
     said = next(f for f in findings(run) if f.rule == "attacked-labels")
-    assert "made 20 wrong answers right" in said.message
-    assert "with true labels attacked diagnose/pgd at eps 8/255 0.0 %" in said.message
+    assert "33.3 points are images that were wrong when clean and are right now" in said.message
+    samples.labels[2:20] = 1 - samples.labels[2:20]
+    _, levels = diagnosed(Linear(), samples, tmp_path / "few")
+    assert levels["attacked-labels"] == "warn"  # 2 of 60 are more than 2 %
+    samples.labels[1] = 1 - samples.labels[1]
+    _, levels = diagnosed(Linear(), samples, tmp_path / "one")
+    assert levels["attacked-labels"] == "pass"
 
 
 def test_broken_rows_and_autoattack_of_other_steps(noise_samples, tmp_path):

@@ -27,8 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 def main() -> None:
@@ -135,21 +135,25 @@ def _styled(line: str) -> Text:
     return text
 
 
-def show_run(run: Run, *, passes: bool = False) -> bool:
-    """Print tables, receipt and findings (`passes`: those too where nothing is wrong); False when a cell has no figure."""
+def show_run(run: Run, *, verdicts: bool = False) -> bool:
+    """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters, not which model is better."""
     from robustkpca import views
-    from robustkpca.rules import findings
+    from robustkpca.rules import RULES, findings
 
-    for view in views.views(run):
+    for view in views.views(run, compared=not verdicts):
         print_table(view.title, view.cells, view.notes)
     for line in views.receipt_lines(run):
         out.print(line, style="dim", markup=False, highlight=False)
     out.print()
     found = findings(run)
-    shown = [f for f in found if passes or f.level != "pass"]
+    shown = [f for f in found if verdicts or f.level != "pass"]
     for f in shown:
         out.print(f.level, style=_COLOURS[f.level], end=" ")
         out.print(f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip(), markup=False, highlight=False)
+    for model in run.models if verdicts else ():
+        missing = [rule for rule in RULES if not any(f.rule == rule and f.model == model for f in found)]
+        if missing:
+            out.print(f"not judged, {model}: {', '.join(missing)}", style="dim", markup=False, highlight=False)
     counts = {level: sum(f.level == level for f in found) for level in _COLOURS}
     out.print(f"findings: {', '.join(f'{n} {level}' for level, n in counts.items())}", highlight=False)
     healthy = True

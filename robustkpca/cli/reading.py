@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from robustkpca.cli.app import BOLD, app, err, out, print_table
-from robustkpca.errors import RunError, SpecError
+from robustkpca.errors import RobustKPCAError, RunError, SpecError
 
 
 @app.command()
@@ -69,7 +69,7 @@ def check(
     ] = None,
     tolerances: Annotated[
         Path | None,
-        typer.Option(help="TOML file with `tolerance`, `gain` and [[cell]] tables, instead of --tolerance."),
+        typer.Option(help="TOML file with limits of single cells, instead of --tolerance."),
     ] = None,
     alpha: Annotated[float, typer.Option(help="Level of the one-sided paired test, over all cells together.")] = 0.05,
     summary: Annotated[
@@ -84,27 +84,35 @@ def check(
     from robustkpca import ci, regression
     from robustkpca.outcomes import Run
 
-    now = Run.open(run)
     if update_baseline:
+        now = Run.open(run)
         if baseline.suffix != ".parquet":
             raise SpecError(f"--update-baseline: expected --baseline to end in .parquet, got {baseline}")
-        if faults := regression.faults(now):
+        if faults := [*regression.faults(now), *regression.failures(now)]:
             raise RunError(f"--update-baseline: {run} is no baseline: {'; '.join(faults)}")
         now.export(baseline)
         out.print(f"wrote {baseline}", markup=False, highlight=False, soft_wrap=True)
         return
-    if not baseline.exists():
-        raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
-    if tolerance is not None and tolerances is not None:
-        raise SpecError("--tolerances: expected it or --tolerance, got both")
-    limits = regression.Tolerances.load(tolerances) if tolerances else None
-    verdict = regression.check(
-        now, Run.open(baseline), tolerance=1.0 if tolerance is None else tolerance, alpha=alpha, tolerances=limits
-    )
+    broken: RobustKPCAError | None = None
+    try:
+        if not baseline.exists():
+            raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
+        if tolerance is not None and tolerances is not None:
+            raise SpecError("--tolerances: expected it or --tolerance, got both")
+        limits = regression.Tolerances.load(tolerances) if tolerances else None
+        verdict = regression.check(
+            Run.open(run),
+            Run.open(baseline),
+            tolerance=1.0 if tolerance is None else tolerance,
+            alpha=alpha,
+            tolerances=limits,
+        )
+    except RobustKPCAError as error:  # CI must hear of it as of any other verdict
+        broken, verdict = error, regression.Verdict.invalid([str(error)])
     for note in verdict.notes:
         err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    for reason in verdict.reasons:
-        err.print(f"{verdict.text}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for line in verdict.lines if broken is None else ():
+        err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     if len(verdict.cells):
         counts = verdict.cells["verdict"].value_counts()
         out.print(
@@ -119,6 +127,8 @@ def check(
         _write(summary, ci.summary(verdict), append=True)
     if junit is not None:
         _write(junit, ci.junit(verdict))
+    if broken is not None:
+        raise broken
     raise typer.Exit(verdict.code)
 
 

@@ -136,7 +136,7 @@ def diagnose(
     device: Device = "auto",
     out_dir: OutFolder = None,
 ) -> None:
-    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: something failed."""
+    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: a finding says fail."""
     from robustkpca import evaluation
     from robustkpca.datasets import load_samples
     from robustkpca.rules import findings
@@ -163,7 +163,7 @@ def diagnose(
     )
     plan = evaluation.Plan(models_, samples, [battery, predicted], seed=seed, batch_size=batch_size)
     run = start(plan, where, out_dir, workers)
-    healthy = show_run(run, passes=True)
+    healthy = show_run(run, verdicts=True)
     out.print(f"rows and receipt: {run.path}", markup=False, highlight=False, soft_wrap=True)
     if not healthy or any(f.level == "fail" for f in findings(run)):
         raise typer.Exit(1)
