@@ -198,7 +198,7 @@ class Plan:
                     pending.append(chunk)
             if kept:
                 advance(model, "kept from before", kept)
-            if pending and model not in run.probes:
+            if model not in run.probes:
                 few = range(min(SAMPLES, len(samples)))
                 images = torch.stack([samples.image(i, classifier.settings.preprocessing) for i in few])
                 with seeded(self.seed, "probe"):

@@ -81,14 +81,18 @@ def compare(run: Run, baseline: str | None = None) -> pd.DataFrame:
     """Every model against the baseline row (the first unless named) on the same samples, cell by cell.
 
     Columns: model, baseline, suite, attack, budget, n, difference (share, model minus baseline), low, high (its 95 % interval, Bonett and
-    Price), gained, lost, p_value (exact McNemar, two-sided), p_holm (Holm-adjusted over this table). Cells that are not complete for both are left out.
+    Price), gained, lost, p_value (exact McNemar, two-sided), p_holm (Holm-adjusted over this table). Of a suite of several attacks the
+    worst case is compared, not its parts. Cells that are not complete for both are left out.
     """
     baseline = baseline or run.models[0]
+    several = {s.name for s in run.suites if len(s.attack) > 1}
     records = []
     for model in run.models:
         if model == baseline:
             continue
         for suite, cell, parts in columns_of(run):
+            if len(parts) == 1 and suite in several:
+                continue
             if any(run.status(m, part).text != "complete" for m in (model, baseline) for part in parts):
                 continue
             ours, theirs = (

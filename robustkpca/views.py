@@ -220,8 +220,10 @@ def _comparison_view(run: Run) -> View:
     frame = compare(run)
     rest = run.models[1:]
     rows: dict[str, list[str]] = {}
-    for suite, cell, _ in columns_of(run):
+    for suite, cell, rest_on in columns_of(run):
         if any(s.name == suite and s.corruptions for s in run.suites):
+            continue
+        if len(rest_on) == 1 and any(s.name == suite and len(s.attack) > 1 for s in run.suites):
             continue
         here = frame[(frame["attack"] == cell.attack) & (frame["budget"] == cell.budget)].set_index("model")
         name = "clean" if cell.attack == CLEAN else f"{cell.attack} eps {cell.budget}"
