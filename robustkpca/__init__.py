@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from robustkpca.checkpoints import load_classifier
     from robustkpca.datasets import load_samples
     from robustkpca.evaluation import evaluate
+    from robustkpca.models import Classifier
     from robustkpca.outcomes import Run
     from robustkpca.regression import check
     from robustkpca.rules import findings
+    from robustkpca.settings import ModelSettings, Preprocessing
     from robustkpca.spec import load_suite
     from robustkpca.tables import accuracy_table, compare, over_seeds, worst_case
 
 __version__ = "0.1.0"
 _HOMES = {
+    "Classifier": "models",
+    "ModelSettings": "settings",
+    "Preprocessing": "settings",
     "Run": "outcomes",
     "accuracy_table": "tables",
     "check": "regression",
@@ -34,6 +39,9 @@ _HOMES = {
     "worst_case": "tables",
 }
 __all__ = [
+    "Classifier",
+    "ModelSettings",
+    "Preprocessing",
     "Run",
     "accuracy_table",
     "check",

@@ -17,6 +17,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "base": (768, 12, 12),
 }
 FAMILIES: dict[str, str] = {"vit": "ViT", "symvit": "SymViT", "rpc-symvit": "RPC-SymViT"}
+_ELSEWHERE = ("timm:", "hf-hub:", "own:")  # families whose shape is not in the settings
 # Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
 CLASS_LISTS: dict[int, str] = {
     1000: "imagenet-1k",
@@ -127,7 +128,8 @@ class Preprocessing(Frozen):
 
 
 class ModelSettings(Frozen):
-    """Everything that builds a model. `family` is one of FAMILIES, or `timm:NAME` (sizes are then timm's)."""
+    """Everything that builds a model. `family` is one of FAMILIES, `timm:NAME` (sizes are then timm's), or `own:NAME` for a network that the
+    caller built."""
 
     family: str
     preprocessing: Preprocessing
@@ -148,7 +150,7 @@ class ModelSettings(Frozen):
             raise ValueError(f"expected {self.num_classes} class names, got {len(self.classes)}")
         elif twice := {name for name in self.classes if self.classes.count(name) > 1}:
             raise ValueError(f"class names must differ, given more than once: {', '.join(sorted(twice)[:3])}")
-        if self.family.startswith(("timm:", "hf-hub:")):
+        if self.family.startswith(_ELSEWHERE):
             return self
         if self.family not in FAMILIES:
             raise ValueError(unknown("model", self.family, FAMILIES))
@@ -178,8 +180,8 @@ class ModelSettings(Frozen):
     @property
     def title(self) -> str:
         """The name as the paper's tables write it, e.g. `RPC-SymViT-tiny (4iter/layer1)`."""
-        if self.family.startswith(("timm:", "hf-hub:")):
-            return self.family.removeprefix("timm:")
+        if self.family.startswith(_ELSEWHERE):
+            return self.family.removeprefix("timm:").removeprefix("own:")
         size = self.size or f"w{self.width}d{self.depth}h{self.heads}"
         return f"{FAMILIES[self.family]}-{size}" + (f" ({self.rpc.label})" if self.rpc else "")
 

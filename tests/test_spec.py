@@ -1,8 +1,13 @@
+import re
+import tomllib
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
+from robustkpca import methods
 from robustkpca.errors import SpecError
+from robustkpca.regression import Tolerances
 from robustkpca.spec import Suite, eps_text, load_suite, parse_eps, suite_names
 
 
@@ -113,3 +118,15 @@ def test_the_working_directory_is_not_searched(tmp_path, monkeypatch):
     (tmp_path / "attacks" / "pgd.toml").write_text("a decoy")
     monkeypatch.chdir(tmp_path)
     assert load_suite("pgd").attack[0].method == "PGD"
+
+
+def test_the_readmes_suites_and_limits_are_what_it_says(tmp_path):
+    """TOML blocks of the README are read by what they are for."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", text, re.S)]
+    suites = [Suite.parse(b, "README") for b in blocks if "attack" in b]
+    limits = [Tolerances.parse(b, "README") for b in blocks if "cell" in b]
+    assert (len(suites), len(limits)) == (1, 1)
+    for spec in suites[0].attack:
+        methods.check(spec, suites[0].threat)
+    assert suites[0].attack[1].through == "straight-through"
