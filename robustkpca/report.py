@@ -42,16 +42,19 @@ def write(runs: Sequence[Run], path: Path) -> list[Path]:
 def _section(run: Run, number: int, of: int) -> list[Block]:
     found = findings(run)
     blocks: list[Block] = []
+    part, level = ("", 2) if of == 1 else (f" of run {number}", 3)
     if of > 1:
         blocks.append(Heading(f"Run {number}: {run.request['data']['name']}, {run.n} samples", 2))
-    blocks += [Heading("Summary", 2), Bullets([("", line) for line in summary(run, found)])]
-    blocks.append(Heading("Tables", 2))
+    blocks += [Heading(f"Summary{part}", level), Bullets([("", line) for line in summary(run, found)])]
+    blocks.append(Heading(f"Tables{part}", level))
     for view in views.views(run):
-        blocks += [Heading(view.title, 3), Table(view.cells), *(Paragraph(note, small=True) for note in view.notes)]
-    blocks += _figures(run, number)
-    blocks += [Heading("Findings", 2), *_findings(found)]
+        notes = [Paragraph(note, small=True) for note in view.notes]
+        blocks += [Heading(view.title, level + 1), Table(view.cells), *notes]
+    if figures := _figures(run, number):
+        blocks += [Heading(f"Figures{part}", level), *figures]
+    blocks += [Heading(f"Findings{part}", level), *_findings(found)]
     models, settings = views.receipt(run)
-    return [*blocks, Heading("Receipt", 2), Table(models.T), Table(settings)]
+    return [*blocks, Heading(f"Receipt{part}", level), Table(models.T), Table(settings)]
 
 
 def _figures(run: Run, number: int) -> list[Block]:
@@ -73,7 +76,7 @@ def _figures(run: Run, number: int) -> list[Block]:
         for suffix, (text, png) in images.items():
             if png is not None:
                 blocks.append(Figure(f"{number}-{suite.name}{suffix}.png", png, text))
-    return [Heading("Figures", 2), *blocks] if blocks else []
+    return blocks
 
 
 def _findings(found: Sequence[Finding]) -> list[Block]:

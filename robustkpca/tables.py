@@ -7,7 +7,7 @@ import json
 import pandas as pd
 
 from robustkpca import stats
-from robustkpca.outcomes import FLAGS, Run
+from robustkpca.outcomes import Run
 from robustkpca.spec import CLEAN, IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, Cell
 
 WORST = "worst case"
@@ -190,12 +190,3 @@ def over_seeds(run: Run) -> pd.DataFrame:
     return pd.DataFrame(
         records, columns=["model", "seeds", "suite", "attack", "budget", "mean", "low", "high", "least", "most"]
     )
-
-
-def flagged(run: Run) -> pd.DataFrame:
-    """Rows that must not be believed, counted: model, attack, budget, flag, meaning, rows."""
-    rows = run.rows
-    raised = rows.loc[rows["flags"] != "", ["model", "attack", "budget", "flags"]]
-    raised = raised.assign(flag=raised["flags"].str.split(",")).explode("flag")
-    counts = raised.groupby(["model", "attack", "budget", "flag"], sort=False).size().reset_index(name="rows")
-    return counts.assign(meaning=counts["flag"].map(FLAGS))
