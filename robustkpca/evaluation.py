@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,15 @@ class Plan:
             "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
         }
 
+    def _probed(self, classifier: Classifier, labels: Tensor) -> dict[str, Any]:
+        """`probe` of the first samples, whatever the batch size."""
+        few = range(min(SAMPLES, len(self.samples)))
+        images = torch.stack([self.samples.image(i, classifier.settings.preprocessing) for i in few])
+        with seeded(self.seed, "probe"):
+            return probe(
+                classifier, images.to(classifier.device), labels[: len(few)].to(classifier.device), self.batch_size
+            )
+
     @torch.inference_mode(False)  # inside a caller's inference_mode gradients would fail
     def run(self, out: Path | str, *, workers: int = 0, on_progress: Callable[[Progress], None] | None = None) -> Run:
         """Do what is not yet done in the folder `out`; see `evaluate`."""
@@ -199,12 +209,9 @@ class Plan:
             if kept:
                 advance(model, "kept from before", kept)
             if model not in run.probes:
-                few = range(min(SAMPLES, len(samples)))
-                images = torch.stack([samples.image(i, classifier.settings.preprocessing) for i in few])
-                with seeded(self.seed, "probe"):
-                    where = (images.to(classifier.device), labels[: len(few)].to(classifier.device))
-                    run.probes[model] = probe(classifier, *where, self.batch_size)
-                run.save_manifest()
+                with contextlib.suppress(DataError):  # a picture that cannot be read stops the run at its chunk
+                    run.probes[model] = self._probed(classifier, labels)
+                    run.save_manifest()
             for images, indices in _load(samples, classifier, pending, workers):
                 chunk_labels = labels[indices].to(classifier.device)
                 ids = [samples.ids[i] for i in indices]

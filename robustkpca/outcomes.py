@@ -273,6 +273,13 @@ class Run:
 
     # -- reading
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Chunks that are there, and chunks that were asked for."""
+        attacks = 1 + sum(len(suite.attacks) for suite in self.suites)
+        total = len(self.models) * attacks * len(chunk_ranges(self.n, self.request["batch_size"]))
+        return len(list((self.path / "rows").glob("*/*/*.parquet"))), total
+
     @cached_property
     def rows(self) -> pd.DataFrame:
         """Every row, ordered by model, attack and budget as asked for, then by sample. Each may occur once."""

@@ -113,7 +113,7 @@ def test_report_and_check(run, place):
     lost = Run.open(place / "run").rows
     better = Run.start(place / "better", Run.open(place / "run").request, {})
     for (model, attack), part in lost.groupby(["model", "attack"], sort=False):
-        better.write_chunk(model, attack, 0, part.assign(correct=True))
+        better.write_chunk(model, attack, 0, part.assign(correct=True, prediction=part["label"]))
     fallen = call("check", "run", "--baseline", "better", cwd=place)
     assert (fallen.returncode, "regressed: " in fallen.stderr) == (1, True)
 
@@ -149,8 +149,6 @@ def test_diagnose_says_pass_warn_or_fail_and_goes_on(place):
         "sym.safetensors",
         "--data",
         "folder:pictures",
-        "--limit",
-        "10",
         "--eps",
         "2/255",
         "--out",
@@ -161,6 +159,7 @@ def test_diagnose_says_pass_warn_or_fail_and_goes_on(place):
     for rule in RULES:
         if not rule.startswith("autoattack"):
             assert f"{rule}, SymViT-w16d2h2: " in said, rule
+    assert "not judged, SymViT-w16d2h2: autoattack-square, autoattack-standard" in said
     failed = " 0 fail" not in said
     assert done.returncode == (1 if failed else 0), done.stderr
     assert Run.open(place / "battery").suites[0].budgets == ("0", "2/255", "1")
@@ -253,7 +252,7 @@ EVAL = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", 
         ((*EVAL, "--layers", "last"), "--layers"),
         ((*EVAL, "--data", "folder:none"), "not a folder"),
         ((*EVAL, "--data", "folder:."), "unknown to SymViT"),
-        ((*EVAL, "--attack", "corruptions", "--eps", "1/255"), "severities, not eps"),
+        (("eval", *BOTH, "--attack", "corruptions", "--eps", "1/255", "--out", "never"), "severities, not eps"),
         ((*EVAL, "--attack", "none.toml"), "No such file"),
         (("report", "none", "--out", "r.md"), "expected a run folder"),
         (("report", "run", "--out", "r.txt"), "ending in .md"),
@@ -297,21 +296,28 @@ def test_a_torn_picture_stops_with_its_path_and_keeps_what_is_done(place):
     assert call(*arguments[:-1], "mended-run", cwd=place).returncode == 0
 
 
-def test_ctrl_c_keeps_whole_chunks_and_says_how_to_go_on(place):
-    arguments = ("eval", *BOTH, "--attack", "pgd", "--steps", "400", "--batch-size", "2", "--out", "cut")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_whole_chunks_and_say_how_to_go_on(place, number, code):
+    folder = place / f"cut{code}"
+    arguments = ("eval", *BOTH, "--attack", "pgd", "--steps", "400", "--batch-size", "2", "--out", folder.name)
     # A shell that started the tests in the background had their Ctrl-C ignored: not so here.
     process = start(*arguments, cwd=place, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     deadline = time.monotonic() + 120
-    while len(list((place / "cut").rglob("*.parquet"))) < 3 and time.monotonic() < deadline:
+    while len(list(folder.rglob("*.parquet"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
-    rows = Run.open(place / "cut").rows
+    rows = Run.open(folder).rows
     assert 0 < len(rows) < 200
-    assert not list((place / "cut").rglob("*.part"))
+    assert not list(folder.rglob("*.part"))
+    listed = call("runs", str(place), cwd=place)
+    assert listed.returncode == 0
+    line = next(x for x in listed.stdout.splitlines() if x.startswith(str(folder)))
+    assert "of 40 chunks" in line
+    assert not line.endswith("complete")
 
 
 def test_one_checkpoint_under_several_iterations(place):

@@ -57,5 +57,26 @@ def datasets() -> None:
         _line(name, source.title)
 
 
+@app.command()
+def runs(folder: Annotated[Path, typer.Argument(help="Where to look, at any depth.")] = Path("runs")) -> None:
+    """List stored runs with how far they came."""
+    from robustkpca.errors import RunError
+    from robustkpca.outcomes import Run
+
+    if not folder.is_dir():
+        raise RunError(f"runs {folder}: no such folder")
+    for file in sorted(folder.rglob("run.json")):
+        try:
+            run = Run.open(file)
+            done, total = run.progress
+        except RunError as error:
+            _line(str(file.parent), str(error))
+            continue
+        failed = len(run.manifest["failures"])
+        state = "complete" if done == total else f"{failed} failed" if failed else "to be continued"
+        what = ", ".join(s.name for s in run.suites) or "clean"
+        _line(str(file.parent), f"{what}; {', '.join(run.models)}; n = {run.n}; {done} of {total} chunks, {state}")
+
+
 def _line(name: str, text: str) -> None:
     out.print(f"{name:22} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +42,7 @@ OutFolder = Annotated[
 
 
 def start(plan: Plan, device: str, out_dir: Path | None, workers: int) -> Run:
-    """Announce what is about to be run, and run or continue it with a progress bar; Ctrl-C says what is kept."""
+    """Announce what is about to be run, and run or continue it with a progress bar; Ctrl-C and SIGTERM say what is kept."""
     from robustkpca.outcomes import fingerprint
 
     if out_dir is None:
@@ -49,6 +50,14 @@ def start(plan: Plan, device: str, out_dir: Path | None, workers: int) -> Run:
         out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
     for line in announcement(plan, device):
         err.print(line, markup=False, highlight=False)
+    received = signal.SIGINT
+
+    def terminate(number: int, frame: object) -> None:  # a scheduler takes the machine back: end as on Ctrl-C
+        nonlocal received
+        received = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         with progress_bar() as progress:
             bar = progress.add_task("starting", total=None)
@@ -64,7 +73,9 @@ def start(plan: Plan, device: str, out_dir: Path | None, workers: int) -> Run:
             markup=False,
             soft_wrap=True,
         )
-        sys.exit(130)
+        sys.exit(128 + received)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def announcement(plan: Plan, device: str) -> list[str]:
