@@ -297,16 +297,8 @@ def square_last(m: Model) -> Said:
             advice = (
                 "Gradients miss what a search without them finds: the gradient may be masked. Try the suite adaptive."
             )
-            few = count <= max(1, 0.01 * m.run.n)
-            said.append(
-                None
-                if few
-                else (
-                    "warn",
-                    f"{labels[-1]} at eps {budget} broke {count} images that the attacks before it left",
-                    advice,
-                )
-            )
+            seen = f"{labels[-1]} at eps {budget} broke {count} images that the attacks before it left"
+            said.append(("warn", seen, advice) if count > max(1, 0.01 * m.run.n) else None)
     return _worst(said, "Square adds little to the attacks before it")
 
 

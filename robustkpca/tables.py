@@ -77,6 +77,12 @@ def columns_of(run: Run) -> list[tuple[str, Cell, list[Cell]]]:
     return columns
 
 
+def compared_columns(run: Run) -> list[tuple[str, Cell, list[Cell]]]:
+    """Those of `columns_of` in which models are compared: of a suite of several attacks the worst case, not its parts."""
+    several = {s.name for s in run.suites if len(s.attack) > 1}
+    return [column for column in columns_of(run) if column[0] not in several or len(column[2]) > 1]
+
+
 def compare(run: Run, baseline: str | None = None) -> pd.DataFrame:
     """Every model against the baseline row (the first unless named) on the same samples, cell by cell.
 
@@ -85,14 +91,11 @@ def compare(run: Run, baseline: str | None = None) -> pd.DataFrame:
     worst case is compared, not its parts. Cells that are not complete for both are left out.
     """
     baseline = baseline or run.models[0]
-    several = {s.name for s in run.suites if len(s.attack) > 1}
     records = []
     for model in run.models:
         if model == baseline:
             continue
-        for suite, cell, parts in columns_of(run):
-            if len(parts) == 1 and suite in several:
-                continue
+        for suite, cell, parts in compared_columns(run):
             if any(run.status(m, part).text != "complete" for m in (model, baseline) for part in parts):
                 continue
             ours, theirs = (

@@ -11,7 +11,7 @@ from robustkpca import metrics
 from robustkpca.outcomes import Run
 from robustkpca.settings import ModelSettings
 from robustkpca.spec import BATCH_DEPENDENT, CLEAN, OUT_OF_DISTRIBUTION, Cell, Suite
-from robustkpca.tables import WORST, accuracy_table, breakers, columns_of, compare, over_seeds
+from robustkpca.tables import WORST, accuracy_table, breakers, compare, compared_columns, over_seeds
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,8 @@ def _comparison_view(run: Run) -> View:
     frame = compare(run)
     rest = run.models[1:]
     rows: dict[str, list[str]] = {}
-    for suite, cell, rest_on in columns_of(run):
+    for suite, cell, _ in compared_columns(run):
         if any(s.name == suite and s.corruptions for s in run.suites):
-            continue
-        if len(rest_on) == 1 and any(s.name == suite and len(s.attack) > 1 for s in run.suites):
             continue
         here = frame[(frame["attack"] == cell.attack) & (frame["budget"] == cell.budget)].set_index("model")
         name = "clean" if cell.attack == CLEAN else f"{cell.attack} eps {cell.budget}"
