@@ -28,6 +28,10 @@ class RunError(RobustKPCAError):
     """A run folder that cannot be read, written or continued."""
 
 
+class ProcessError(RobustKPCAError):
+    """Processes that should share a run and cannot, or one of which was lost."""
+
+
 class TrainingError(RobustKPCAError):
     """Training that cannot go on."""
 

@@ -1,34 +1,32 @@
-"""The evaluation loop: every model, every chunk of samples, every attack; rows are written as they come."""
+"""The only loop: every model, every chunk of samples, every attack; rows are written as they come."""
 
 from __future__ import annotations
 
 import contextlib
-import platform
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robustkpca import __version__, corruptions, methods
-from robustkpca.datasets import Chunks, Samples, class_names
+from robustkpca.datasets import ArraySamples, PixelCache, Samples
 from robustkpca.draws import seeded
-from robustkpca.errors import DataError, RobustKPCAError, SpecError, unknown
+from robustkpca.errors import DataError, RobustKPCAError
 from robustkpca.models import Classifier, Unusable
-from robustkpca.outcomes import Run, chunk_ranges
+from robustkpca.outcomes import Run, chunk_ranges, fingerprint
+from robustkpca.plan import Plan, environment
 from robustkpca.probes import SAMPLES, probe
-from robustkpca.scoring import Batch, jobs_of
+from robustkpca.processes import ALONE, Peers, Place, cpus
+from robustkpca.scoring import Batch, Job, Portions, jobs_of
 from robustkpca.spec import CLEAN, Suite
-
-KNOWN_CORRUPTIONS = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What has just been done, of how much. One unit is one forward or backward pass of one sample."""
+    """What has just been done, of how much, by all processes. One unit is one forward or backward pass of one sample."""
 
     model: str
     attack: str
@@ -36,217 +34,205 @@ class Progress:
     total: float
 
 
-def _unique_labels(models: Sequence[Classifier | Unusable]) -> list[str]:
-    """Titles, told apart by their source where two are the same."""
-    titles = [m.title for m in models]
-    labels: list[str] = []
-    for m in models:
-        label = m.title if titles.count(m.title) == 1 else f"{m.title} [{Path(m.source).stem or m.source}]"
-        while label in labels:
-            label += "'"
-        labels.append(label)
-    return labels
+@dataclass(frozen=True)
+class Unit:
+    """What one process does in one go: everything on one chunk of samples of one model, or that model's probes."""
+
+    model: int
+    samples: range
+    probes: bool = False
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for the receipt."""
-    names = ("torchvision", "timm", "torchattacks", "numpy", "pandas", "pyarrow")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "robustkpca": __version__,
-        "torch": torch.__version__,  # with its build, e.g. +cu130
-        **{name: metadata.version(name) for name in names},
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+class _Decoded(torch.utils.data.Dataset[Tensor | DataError]):
+    """The images of each unit, so that a DataLoader's workers can decode ahead. An error is handed on as it is: a worker would wrap it."""
+
+    def __init__(self, units: Sequence[Unit], readers: Mapping[int, Callable[[int], Tensor]]) -> None:
+        self.units, self.readers = units, readers
+
+    def __getitem__(self, number: int) -> Tensor | DataError:
+        unit = self.units[number]
+        try:
+            return torch.stack([self.readers[unit.model](i) for i in unit.samples])
+        except DataError as error:
+            return error
 
 
-class Plan:
-    """What is to be evaluated, checked before anything runs.
-
-    `models`: classifiers on their device; an Unusable one stands for weights that could not be loaded and is shown as failed.
-    `full_argmax`: answers among all of a model's classes, also where the data set's protocol restricts them.
-    """
+class _Work:
+    """One process's part of a plan, in a run that is open for writing."""
 
     def __init__(
-        self,
-        models: Sequence[Classifier | Unusable],
-        samples: Samples,
-        suites: Sequence[Suite],
-        *,
-        seed: int = 0,
-        batch_size: int = 100,
-        full_argmax: bool = False,
+        self, plan: Plan, run: Run, peers: Peers, portions: Portions, on_progress: Callable[[Progress], None] | None
     ) -> None:
-        self.samples, self.suites, self.seed, self.batch_size = samples, list(suites), seed, batch_size
-        self.full_argmax = full_argmax
-        self._check(models)
-        self.models = [self._narrowed(m) if isinstance(m, Classifier) else m for m in models]
-        self.suites = [self._possible(suite) for suite in self.suites]
-        self.labels = _unique_labels(models)
-        self.request = self._request()
+        self.plan, self.run, self.peers, self.portions, self.on_progress = plan, run, peers, portions, on_progress
+        self.jobs = jobs_of(plan.suites)
+        self.labels: dict[int, Tensor] = {}  # of the samples as each model counts its classes
+        self.units: list[Unit] = []  # all there are, the same in every process
+        n = len(plan.samples)
+        for number, model in enumerate(plan.models):
+            if isinstance(model, Classifier):
+                self.labels[number] = torch.from_numpy(plan.samples.labels_for(model.settings))
+                self.units.append(Unit(number, range(min(SAMPLES, n)), probes=True))
+                self.units += [Unit(number, chunk) for chunk in chunk_ranges(n, plan.batch_size)]
+        self.total = len(self.labels) * n * (1 + sum(job.passes for job in self.jobs))
+        self.kept = 0.0
 
-    def _check(self, models: Sequence[Classifier | Unusable]) -> None:
-        """Everything that can be found wrong before the first batch."""
-        usable = [m for m in models if isinstance(m, Classifier)]
-        if not usable:
-            raise SpecError("expected at least one model that can be loaded")
-        if self.batch_size < 1:
-            raise SpecError(f"--batch-size: expected at least 1, got {self.batch_size}")
-        if self.suites and self.samples.conditioned:
-            raise SpecError(f"--attack: data {self.samples.name} is evaluated as it is, without attacks")
-        labels = [label for suite in self.suites for label in suite.attacks]
-        if twice := {label for label in labels if labels.count(label) > 1}:
-            raise SpecError(f"--attack: {', '.join(sorted(twice))} given twice")
-        for suite in self.suites:
-            for what in suite.attacks.values():
-                if isinstance(what, str):
-                    if what not in KNOWN_CORRUPTIONS:
-                        raise SpecError(unknown("corruption", what, KNOWN_CORRUPTIONS))
-                elif suite.threat is not None:
-                    methods.check(what, suite.threat)
-        for classifier in usable:
-            self.samples.labels_for(classifier.settings)
-            side = classifier.settings.preprocessing.img_size
-            if side < corruptions.SMALLEST and any(suite.corruptions for suite in self.suites):
-                raise SpecError(
-                    f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
-                )
-
-    def _possible(self, suite: Suite) -> Suite:
-        """The suite less the attacks that need more classes than a model has, for all models alike."""
-        fewest = min((m for m in self.models if isinstance(m, Classifier)), key=lambda m: m.settings.num_classes)
-        classes = fewest.settings.num_classes
-        needs = {a.name: methods.least_classes(a) for a in suite.attack if methods.least_classes(a) > classes}
-        if not needs:
-            return suite
-        why = f"{max(needs.values())} classes are needed, {fewest.title} has {classes}"
-        if len(needs) == len(suite.attack):
-            raise SpecError(f"suite {suite.name}: {why}")
-        return suite.without(list(needs), why)
-
-    def _narrowed(self, classifier: Classifier) -> Classifier:
-        """The classifier answering among the classes that the data set's protocol allows."""
-        among = self.samples.among
-        names = class_names(classifier.settings)
-        if not among or self.full_argmax or set(names) == set(among):
-            return classifier
-        if strange := [name for name in among if name not in names]:
-            raise DataError(
-                f"data {self.samples.name}: {len(strange)} of its {len(among)} classes are unknown to {classifier.title} "
-                f"({', '.join(strange[:3])})"
-            )
-        position = {name: i for i, name in enumerate(names)}
-        return classifier.restricted([position[name] for name in among], among)
-
-    def _request(self) -> dict[str, Any]:
-        """Everything that decides a number, as plain data."""
-        software, samples = environment(), self.samples
-        restricted = bool(samples.among) and not self.full_argmax
-        return {
-            "models": [_described(label, m) for label, m in zip(self.labels, self.models, strict=True)],
-            "data": {
-                "name": samples.name,
-                "n": len(samples),
-                "ids": samples.ids_hash,
-                "content": samples.content_hash,
-                "content_covers": samples.hash_covers,
-                "resized": samples.resized,
-                "conditions": [[cell.attack, cell.budget, n] for cell, n in samples.expected.items()],
-                "argmax": f"among {len(samples.among)} classes" if restricted else "among all classes of the model",
-            },
-            "suites": [suite.model_dump(mode="json") for suite in self.suites],
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "dtype": "float32",
-            "device": next(m for m in self.models if isinstance(m, Classifier)).device.type,
-            "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
-        }
-
-    def _probed(self, classifier: Classifier, labels: Tensor) -> dict[str, Any]:
-        """`probe` of the first samples, whatever the batch size."""
-        few = range(min(SAMPLES, len(self.samples)))
-        images = torch.stack([self.samples.image(i, classifier.settings.preprocessing) for i in few])
-        with seeded(self.seed, "probe"):
-            return probe(
-                classifier, images.to(classifier.device), labels[: len(few)].to(classifier.device), self.batch_size
-            )
-
-    @torch.inference_mode(False)  # inside a caller's inference_mode gradients would fail
-    def run(self, out: Path | str, *, workers: int = 0, on_progress: Callable[[Progress], None] | None = None) -> Run:
-        """Do what is not yet done in the folder `out`; see `evaluate`."""
-        samples = self.samples
-        run = Run.start(Path(out), self.request, environment() | {"ignored": samples.ignored})
-        run.manifest["failures"] = {}  # what failed before is tried again
-        run.save_manifest()
-        jobs = jobs_of(self.suites)
-        total = (
-            sum(isinstance(m, Classifier) for m in self.models) * len(samples) * (1 + sum(job.passes for job in jobs))
-        )
-        done = 0.0
-
-        def advance(model: str, attack: str, passes: float) -> None:
-            nonlocal done
-            done += passes
-            if on_progress:
-                on_progress(Progress(model, attack, done, total))
-
-        for model, classifier in zip(self.labels, self.models, strict=True):
-            if isinstance(classifier, Unusable):
-                run.fail(model, CLEAN, classifier.reason)
+    def pending(self) -> list[int]:
+        """Numbers of the units that are not done, or not whole."""
+        numbers = []
+        for number, unit in enumerate(self.units):
+            label = self.plan.labels[unit.model]
+            if unit.probes:
+                if label not in self.run.probes:
+                    numbers.append(number)
                 continue
-            labels = torch.from_numpy(samples.labels_for(classifier.settings))
-            pending, kept = [], 0.0
-            for chunk in chunk_ranges(len(samples), self.batch_size):
-                clean = run.has_chunk(model, CLEAN, chunk.start)
-                ready = [job for job in jobs if run.has_chunk(model, job.label, chunk.start)]
-                if clean and len(ready) == len(jobs):
-                    kept += len(chunk) * (1 + sum(job.passes for job in jobs))
-                else:
-                    kept += len(chunk) * sum(job.passes for job in ready)
-                    pending.append(chunk)
-            if kept:
-                advance(model, "kept from before", kept)
-            if model not in run.probes:
-                with contextlib.suppress(DataError):  # a picture that cannot be read stops the run at its chunk
-                    run.probes[model] = self._probed(classifier, labels)
-                    run.save_manifest()
-            for images, indices in _load(samples, classifier, pending, workers):
-                chunk_labels = labels[indices].to(classifier.device)
-                ids = [samples.ids[i] for i in indices]
-                batch = Batch(classifier, model, images.to(classifier.device), chunk_labels, ids, self.seed)
-                first = indices[0]
-                if run.has_chunk(model, CLEAN, first):
-                    stored = run.read_chunk(model, CLEAN, first)["prediction"].to_numpy()
-                    batch.clean = torch.tensor(stored, dtype=torch.int64, device=classifier.device)
-                else:
-                    with run.timed(model, CLEAN, len(indices)):
-                        rows = batch.clean_rows([samples.conditions[i] for i in indices])
-                    run.write_chunk(model, CLEAN, first, rows)
-                advance(model, CLEAN, len(indices))
-                for job in jobs:
-                    if run.has_chunk(model, job.label, first):
-                        continue
-                    key = f"{model}\t{job.label}"
-                    if key not in run.manifest["failures"]:
-                        try:
-                            if job.after and not run.has_chunk(model, job.after, first):
-                                raise RuntimeError(f"{job.after}, whose survivors it attacks, has failed")
-                            before = run.read_chunk(model, job.after, first) if job.after else None
-                            with run.timed(model, job.label, len(indices) * len(job.suite.budgets)):
-                                rows = batch.rows(job, before)
-                            run.write_chunk(model, job.label, first, rows)
-                            if first == 0 and job.label in batch.examples:
-                                run.write_examples(model, job.label, batch.examples[job.label])
-                        except RobustKPCAError:
-                            raise
-                        except Exception as error:  # an attack that breaks must not cost the others
-                            reason = str(error).splitlines()[0] if str(error) else ""
-                            run.fail(model, job.label, f"{type(error).__name__}: {reason}")
-                    advance(model, job.label, len(indices) * job.passes)
-            run.save_manifest()  # the times
-        return Run.open(run.path)
+            ready = [job for job in self.jobs if self._stored(unit, job.label) is not None]
+            clean = self._stored(unit, CLEAN) is not None
+            self.kept += len(unit.samples) * (clean + sum(job.passes for job in ready))
+            if not clean or len(ready) < len(self.jobs):
+                numbers.append(number)
+        if self.kept and self.on_progress:
+            self.on_progress(Progress("", "kept from before", self.kept, self.total))
+        return numbers
+
+    def work(self, numbers: Sequence[int], readers: Mapping[int, Callable[[int], Tensor]], workers: int) -> None:
+        """Do these units; `readers` give each model's image of a sample."""
+        loader = torch.utils.data.DataLoader(
+            _Decoded(self.units, readers), batch_size=None, sampler=numbers, num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+        )  # fmt: skip
+        for number, images in zip(numbers, loader, strict=True):
+            unit = self.units[number]
+            if not unit.probes:
+                if isinstance(images, DataError):
+                    raise images
+                self._chunk(unit, images)
+            elif not isinstance(images, DataError):  # a picture that cannot be read stops the run at its chunk
+                self._probe(unit, images)
+            self.save()
+
+    def save(self) -> None:
+        """Times, failures and probes; of several processes, only the leading one writes them."""
+        if self.peers.leads:
+            self.run.save_manifest()
+
+    def finish(self) -> None:
+        """Bring together what each process has beside its rows."""
+        mine = {key: self.run.manifest.get(key, {}) for key in ("times", "failures", "probes")}
+        for theirs in self.peers.end(mine, self._show):
+            for key, (seconds, images) in theirs["times"].items():
+                had = self.run.manifest.setdefault("times", {}).get(key, (0.0, 0))
+                self.run.manifest["times"][key] = [round(had[0] + seconds, 4), had[1] + images]
+            self.run.manifest["failures"] |= theirs["failures"]
+            self.run.probes.update(theirs["probes"])
+        self.save()
+        if self.on_progress and self.peers.leads:
+            self.on_progress(Progress("", "done", self.total, self.total))
+
+    def _stored(self, unit: Unit, attack: str) -> Any:
+        """The rows of a chunk, or None where they are not there, torn, or not of these samples."""
+        ids = [self.plan.samples.ids[i] for i in unit.samples]
+        return self.run.read_chunk(self.plan.labels[unit.model], attack, unit.samples.start, ids)
+
+    def _probe(self, unit: Unit, images: Tensor) -> None:
+        classifier = self._classifier(unit)
+        label, labels = self.plan.labels[unit.model], self.labels[unit.model][: len(images)]
+        with seeded(self.plan.seed, "probe"):
+            size = min(self.plan.batch_size, self.portions.limit or len(images))
+            self.run.probes[label] = probe(classifier, images.to(classifier.device), labels.to(classifier.device), size)
+
+    def _chunk(self, unit: Unit, images: Tensor) -> None:
+        plan, run, model, first = self.plan, self.run, self.plan.labels[unit.model], unit.samples.start
+        classifier = self._classifier(unit)
+        labels = self.labels[unit.model][unit.samples.start : unit.samples.stop].to(classifier.device)
+        ids = [plan.samples.ids[i] for i in unit.samples]
+        images = images.to(classifier.device, non_blocking=True)
+        batch = Batch(classifier, model, images, labels, ids, plan.seed, self.portions)
+        clean = self._stored(unit, CLEAN)
+        if clean is not None:
+            batch.clean = torch.tensor(clean["prediction"].to_numpy(), dtype=torch.int64, device=classifier.device)
+        else:
+            with run.timed(model, CLEAN, len(ids)):
+                rows = batch.clean_rows([plan.samples.conditions[i] for i in unit.samples])
+            run.write_chunk(model, CLEAN, first, rows)
+            self._advance(model, CLEAN, len(ids))
+        for job in self.jobs:
+            if self._stored(unit, job.label) is not None:
+                continue
+            if f"{model}\t{job.label}" not in run.manifest["failures"]:
+                try:
+                    self._attack(unit, batch, job)
+                except RobustKPCAError:
+                    raise
+                except Exception as error:  # an attack that breaks must not cost the others
+                    reason = str(error).splitlines()[0] if str(error) else ""
+                    run.fail(model, job.label, f"{type(error).__name__}: {reason}")
+            self._advance(model, job.label, len(ids) * job.passes)
+
+    def _attack(self, unit: Unit, batch: Batch, job: Job) -> None:
+        before = self._stored(unit, job.after) if job.after else None
+        if job.after and before is None:
+            raise RuntimeError(f"{job.after}, whose survivors it attacks, has failed")
+        with self.run.timed(batch.model, job.label, len(batch.ids) * len(job.suite.budgets)):
+            rows = batch.rows(job, before)
+        if unit.samples.start == 0 and job.label in batch.examples:
+            self.run.write_examples(batch.model, job.label, batch.examples[job.label])
+        self.run.write_chunk(batch.model, job.label, unit.samples.start, rows)
+
+    def _classifier(self, unit: Unit) -> Classifier:
+        model = self.plan.models[unit.model]
+        assert not isinstance(model, Unusable)
+        return model
+
+    def _advance(self, model: str, attack: str, passes: float) -> None:
+        self.peers.done += passes
+        self._show(model, attack)
+
+    def _show(self, model: str = "", attack: str = "waiting for the other processes") -> None:
+        if self.on_progress and self.peers.leads:
+            done = self.kept + self.peers.done + self.peers.done_by_others
+            self.on_progress(Progress(model, attack, done, self.total))
+
+
+@torch.inference_mode(False)  # inside a caller's inference_mode gradients would fail
+def carry_out(
+    plan: Plan,
+    out: Path | str,
+    *,
+    workers: int | None = None,
+    cache: PixelCache | None = None,
+    here: Place = ALONE,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_notice: Callable[[str], None] = warnings.warn,
+) -> Run:
+    """Do what is not yet done of a plan in the folder `out`; see `evaluate`. `on_notice` is told what the user should know."""
+    with Peers(here, fingerprint(plan.request)) as peers, contextlib.ExitStack() as stack:
+        portions = Portions(on_notice)
+        if peers.leads:
+            run = Run.start(Path(out), plan.request, environment() | {"ignored": plan.samples.ignored})
+            stack.enter_context(run.held())
+            run.manifest["failures"] = {}  # what failed before is tried again
+            for label, model in zip(plan.labels, plan.models, strict=True):
+                if isinstance(model, Unusable):
+                    run.fail(label, CLEAN, model.reason)
+            work = _Work(plan, run, peers, portions, on_progress)
+            work.save()
+            numbers = peers.share(work.pending)
+        else:
+            numbers = peers.share(list)
+            run = Run.open(out)
+            # Of this process alone; `finish` brings them together.
+            run.manifest |= {"failures": {}, "times": {}, "probes": {}}
+            work = _Work(plan, run, peers, portions, on_progress)
+        work.work(numbers, plan.readers(cache), _suitable(plan, here) if workers is None else workers)
+        work.finish()
+    return Run.open(run.path)
+
+
+def _suitable(plan: Plan, here: Place) -> int:
+    """How many processes should decode ahead: what lies in memory needs none, and on the CPU more than one takes from the model."""
+    if isinstance(plan.samples, ArraySamples):
+        return 0
+    return 1 if plan.request["device"] == "cpu" else min(8, max(1, cpus() // here.local_world))
 
 
 def evaluate(
@@ -257,36 +243,19 @@ def evaluate(
     *,
     seed: int = 0,
     batch_size: int = 100,
-    workers: int = 0,
     full_argmax: bool = False,
+    force: bool = False,
+    workers: int | None = None,
+    cache: PixelCache | None = None,
+    here: Place = ALONE,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Run:
     """Attack every sample of `samples` on every classifier with every suite, and keep the rows in the folder `out`.
 
     A folder that holds part of this very request is continued; one that holds another request is refused. Classifiers are on
-    their device. Interrupting loses at most the chunk in hand. Returns the run, complete except for what failed.
+    their device. Interrupting loses at most the chunk in hand. Returns the run, complete except for what failed. `force` allows attacks by
+    gradients that are known to be wrong (`Plan`). `workers` processes decode ahead (None: as many as suit data and device), `cache` keeps what is decoded; neither changes a figure. To
+    share a run among processes, call it in each with `here = processes.place()`; only the first process gets a complete run.
     """
-    plan = Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax)
-    return plan.run(out, workers=workers, on_progress=on_progress)
-
-
-def _described(label: str, model: Classifier | Unusable) -> dict[str, Any]:
-    if isinstance(model, Unusable):
-        return {"label": label, "source": model.source, "weights": None, "settings": None, "notes": [model.reason]}
-    return {
-        "label": label,
-        "source": model.source,
-        "weights": model.weights,
-        "parameters": sum(p.numel() for p in model.network.parameters()),
-        "settings": model.settings.model_dump(mode="json", by_alias=True),
-        "attention": model.attention_kernel,
-        "notes": list(model.notes),
-    }
-
-
-def _load(
-    samples: Samples, classifier: Classifier, chunks: Sequence[range], workers: int
-) -> Iterator[tuple[Tensor, list[int]]]:
-    """Images of each chunk as the classifier takes them, decoded ahead by `workers` processes."""
-    dataset = Chunks(samples, classifier.settings.preprocessing, chunks)
-    yield from torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
+    plan = Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax, force=force)
+    return carry_out(plan, out, workers=workers, cache=cache, here=here, on_progress=on_progress)

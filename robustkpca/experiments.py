@@ -11,9 +11,11 @@ from robustkpca import layouts
 from robustkpca.checkpoints import load_classifier
 from robustkpca.datasets import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
-from robustkpca.evaluation import Plan, Progress
+from robustkpca.evaluation import Progress, carry_out
 from robustkpca.models import Classifier, Unusable
 from robustkpca.outcomes import Run
+from robustkpca.plan import Plan
+from robustkpca.processes import ALONE, Place
 from robustkpca.settings import Frozen
 from robustkpca.spec import data_folder, load_suite, read_toml
 
@@ -95,8 +97,9 @@ def run(
     limit: int | None = None,
     seed: int = 0,
     batch_size: int = 100,
-    workers: int = 0,
+    workers: int | None = None,
     device: str = "cpu",
+    here: Place = ALONE,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
     """Run or resume every part of an experiment in `out`/<data>; `data` gives a `NAME` or `NAME:DIR` for each kind it needs."""
@@ -119,4 +122,4 @@ def run(
         plans.append(
             (samples.name.replace(":", "-"), Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size))
         )
-    return [plan.run(out / name, workers=workers, on_progress=on_progress) for name, plan in plans]
+    return [carry_out(plan, out / name, workers=workers, here=here, on_progress=on_progress) for name, plan in plans]

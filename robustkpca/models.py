@@ -18,6 +18,7 @@ from robustkpca.attention import RPCAttention, SymmetricAttention
 from robustkpca.errors import CheckpointError, SpecError, unknown
 from robustkpca.settings import ModelSettings
 
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 _BLOCK = 4  # images; see Classifier.logits_of_normalized
 
 
@@ -102,7 +103,8 @@ class Classifier(nn.Module):
     The weights are the given network's, not copied; its modes, `requires_grad` and `.grad` are left as they are.
 
     forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A network that
-    returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike.
+    returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike. Logits are float32; in
+    bfloat16 (see `variant`) the network's own weights and activations are rounded.
     """
 
     mean: Tensor
@@ -124,6 +126,7 @@ class Classifier(nn.Module):
         # Where the weights came from and what was done to them, for the receipt.
         self.source, self.notes = source, notes
         self.weights = weights_hash(self.network.state_dict())
+        self.compiled = False
         shape = (1, settings.preprocessing.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
         self.register_buffer("std", torch.tensor(settings.preprocessing.std).reshape(shape), persistent=False)
@@ -136,14 +139,48 @@ class Classifier(nn.Module):
     def restricted(self, indices: Sequence[int], classes: tuple[str, ...]) -> Classifier:
         """The same model answering among some of its classes only: logits (B, len(indices)), in that order."""
         settings = self.settings.model_copy(update={"num_classes": len(indices), "classes": classes})
-        among = _Among(self.network, self.settings.num_classes, indices)
-        return Classifier(among, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
+        return self._over(_Among(self.network, self.settings.num_classes, indices), settings)
 
     def twin(self) -> Classifier:
         """A classifier of its own over the same weights."""
-        return Classifier(self.network, self.settings, title=self.title, source=self.source, notes=self.notes).to(
-            self.device
-        )
+        return self._over(self.network, self.settings)
+
+    def variant(
+        self, *, dtype: torch.dtype = torch.float32, compiled: bool = False, checkpointed: bool = False
+    ) -> Classifier:
+        """The same model in another precision (float32 or bfloat16), compiled by `torch.compile`, or `checkpointed`: with each block's activations
+        computed again in the backward pass, which takes less memory and more time and changes no figure. Raises SpecError where it cannot be."""
+        if dtype not in DTYPES.values():
+            raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
+        new = self.twin()
+        new.network.to(dtype)
+        if checkpointed:
+            switch: Any = getattr(new.network, "set_grad_checkpointing", None)
+            if switch is None:
+                raise SpecError(f"{self.title}: it has no blocks that could be checkpointed")
+            switch()
+        if compiled:
+            new.network.compile()
+        new.compiled = compiled
+        return new
+
+    def _over(self, network: nn.Module, settings: ModelSettings) -> Classifier:
+        new = Classifier(network, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
+        new.weights = self.weights
+        if self.compiled:
+            new.network.compile()
+        new.compiled = self.compiled
+        return new
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network's weights; float32 where it has none."""
+        return next((p.dtype for p in self.network.parameters()), torch.float32)
+
+    @property
+    def pursues(self) -> bool:
+        """Whether it has RPC-Attention."""
+        return any(isinstance(m, RPCAttention) for m in self.network.modules())
 
     @property
     def device(self) -> torch.device:
@@ -153,10 +190,12 @@ class Classifier(nn.Module):
     def attention_kernel(self) -> str:
         """How attention is computed, for the receipt: kernels round differently."""
         modules = list(self.network.modules())
+        compiled = ", compiled" if self.compiled else ""
         if any(isinstance(m, SymmetricAttention) for m in modules):
-            return "fused, gradients by hand" if self.device.type == "cpu" else "fused"
+            return f"fused{', gradients by hand' if self.device.type == 'cpu' else ''}{compiled}"
         fused = {bool(m.fused_attn) for m in modules if hasattr(m, "fused_attn")}
-        return {(): "none", (True,): "fused", (False,): "not fused"}.get(tuple(fused), "fused in part")
+        kernel = {(): "none", (True,): "fused", (False,): "not fused"}.get(tuple(fused), "fused in part")
+        return f"{kernel}{compiled}"
 
     def normalize(self, images: Tensor) -> Tensor:
         """[0, 1] pixels to normalised units."""
@@ -177,10 +216,12 @@ class Classifier(nn.Module):
         # the bit in any batch (measured with one and two threads).
         if images.device.type == "cpu" and batch % _BLOCK:
             images = torch.cat([images, images[:1].expand(_BLOCK - batch % _BLOCK, *images.shape[1:])])
+        if self.dtype == torch.bfloat16:
+            images = images.to(torch.bfloat16)
         logits = _one_head(self.network(images))[:batch]
         if logits.shape != (batch, self.settings.num_classes):
             raise CheckpointError(
                 f"{self.title}: expected logits of shape {(batch, self.settings.num_classes)}, "
                 f"got {tuple(logits.shape)}"
             )
-        return logits
+        return logits.float() if logits.dtype == torch.bfloat16 else logits

@@ -28,6 +28,11 @@ from numpy.typing import NDArray
 from robustkpca.errors import RunError
 from robustkpca.spec import CLEAN, Cell, Suite
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 SCHEMA = pa.schema(
     [
         ("model", pa.string()),
@@ -54,6 +59,8 @@ FLAGS = {
     "non_finite": "the model's logits were not finite",
 }
 FORMAT = 1
+LOCK = ".lock"
+_BEGUN = {LOCK, "run.json.part"}  # all there may be in the folder of a run that was killed in its first moment
 
 
 def fingerprint(request: dict[str, Any]) -> str:
@@ -198,7 +205,7 @@ class Run:
                 more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
                 raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
             return run
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - _BEGUN):
             raise RunError(
                 f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
             )
@@ -211,6 +218,24 @@ class Run:
 
     # -- writing
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one to write here; the system lets go of it when the process ends, however it ends.
+
+        Where the file system knows no locks, or the system has none of this kind, nobody is kept out.
+        """
+        with (self.path / LOCK).open("a") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunError(
+                        f"run {self.path} is being written by another process: wait for it, or choose another --out"
+                    ) from None
+                except OSError:
+                    pass
+            yield
+
     def save_manifest(self) -> None:
         text = json.dumps(self.manifest, indent=1, sort_keys=True, allow_nan=False)
         _write_whole(self.path / "run.json", lambda part: part.write_text(text + "\n", encoding="utf-8"))
@@ -219,22 +244,20 @@ class Run:
         """Where the rows of the chunk that begins at sample number `first` lie."""
         return self.path / "rows" / str(self.models.index(model)) / attack.replace("/", "+") / f"{first:07d}.parquet"
 
-    def has_chunk(self, model: str, attack: str, first: int) -> bool:
-        """Whether the chunk is there and whole; a torn file (a disk that was full, a copy that broke off) counts as not there."""
+    def read_chunk(self, model: str, attack: str, first: int, ids: Sequence[str]) -> pd.DataFrame | None:
+        """The rows of the chunk that begins at sample number `first`, if it is there and whole: each of its samples `ids` once in each of the
+        attack's cells. None for a file that is torn or holds anything else, and has to be made again."""
         try:
-            pq.read_metadata(self.chunk_path(model, attack, first))
-        except (OSError, pa.ArrowException):
-            return False
-        return True
-
-    def read_chunk(self, model: str, attack: str, first: int) -> pd.DataFrame:
-        """The rows of one stored chunk."""
-        return _read_table(self.chunk_path(model, attack, first)).to_pandas()
+            rows = _read_table(self.chunk_path(model, attack, first)).to_pandas()
+        except RunError:
+            return None
+        budgets = next((len(s.budgets) for s in self.suites if attack in s.attacks), 1)
+        return rows if list(rows["sample"]) == list(ids) * budgets else None
 
     def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
         target = self.chunk_path(model, attack, first)
-        _write_whole(target, lambda part: pq.write_table(table, part, compression="zstd"))
+        _write_whole(target, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
 
     def write_examples(self, model: str, attack: str, examples: dict[str, Any]) -> None:
         """A few attacked images, see `Examples`."""
@@ -252,9 +275,8 @@ class Run:
         return self.path / "examples" / str(self.models.index(model)) / f"{attack.replace('/', '+')}.npz"
 
     def fail(self, model: str, attack: str, reason: str) -> None:
-        """Record that an attack could not be run on a model; `None` rows stand for it."""
+        """Note that an attack could not be run on a model; `save_manifest` keeps it."""
         self.manifest["failures"][f"{model}\t{attack}"] = reason
-        self.save_manifest()
 
     @contextlib.contextmanager
     def timed(self, model: str, attack: str, images: int) -> Iterator[None]:
@@ -333,7 +355,7 @@ class Run:
 
 def _read_table(file: Path) -> pa.Table:
     try:
-        return pq.ParquetFile(file).read()
+        return pq.ParquetFile(file, page_checksum_verification=True).read()
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"rows {file}: torn ({_brief(error)}); the command that made the run makes them again") from None
 
@@ -344,11 +366,13 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _write_whole(path: Path, write: Any) -> None:
-    """Write under a temporary name, then rename: a file that has its name is whole."""
+    """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone."""
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         with contextlib.suppress(OSError):

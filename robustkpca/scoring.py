@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -51,13 +53,57 @@ def jobs_of(suites: Sequence[Suite]) -> list[Job]:
     return jobs
 
 
+class Portions:
+    """Does work on a batch in one go, or, where memory does not hold that much, in smaller portions; `limit` remembers how large.
+
+    `on_notice` is told when it shrinks. What each sample gets is the same in any portion.
+    """
+
+    def __init__(self, on_notice: Callable[[str], None] = warnings.warn) -> None:
+        self.limit: int | None = None  # samples
+        self.on_notice = on_notice
+
+    def __call__(self, n: int, work: Callable[[slice], Tensor]) -> Tensor:
+        """`work` for all of n samples, (n, ...)."""
+        done: list[Tensor] = []
+        start = 0
+        while start < n:
+            size = min(n - start, self.limit or n)
+            try:
+                done.append(work(slice(start, start + size)))
+                start += size
+                continue
+            except Exception as error:
+                if not _out_of_memory(error) or size == 1:
+                    raise
+            # Out here the frames that hold the failed attempt's tensors are gone.
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.limit = size // 2
+            self.on_notice(
+                f"out of memory with {size} samples at once: going on with {self.limit}, which changes no figure"
+            )
+        return torch.cat(done) if len(done) > 1 else done[0]
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 class Batch:
     """One chunk on one model: images, labels, ids, and the clean predictions."""
 
     def __init__(
-        self, classifier: Classifier, model: str, images: Tensor, labels: Tensor, ids: list[str], seed: int
+        self,
+        classifier: Classifier,
+        model: str,
+        images: Tensor,
+        labels: Tensor,
+        ids: list[str],
+        seed: int,
+        portions: Portions,
     ) -> None:
-        self.classifier, self.model, self.seed = classifier, model, seed
+        self.classifier, self.model, self.seed, self.portions = classifier, model, seed, portions
         self.images, self.labels, self.ids = images, labels, ids
         self.clean: Tensor = torch.empty(0)  # predictions on the clean images, int64 (B,)
         self.examples: dict[str, dict[str, Any]] = {}  # by attack, see `outcomes.Examples`
@@ -72,7 +118,9 @@ class Batch:
     def only(self, chosen: Tensor) -> Batch:
         """Some of the samples, int64 positions."""
         ids = [self.ids[i] for i in chosen.tolist()]
-        part = Batch(self.classifier, self.model, self.images[chosen], self.labels[chosen], ids, self.seed)
+        part = Batch(
+            self.classifier, self.model, self.images[chosen], self.labels[chosen], ids, self.seed, self.portions
+        )
         part.clean = self.clean[chosen]
         return part
 
@@ -110,17 +158,22 @@ class Batch:
         # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is flagged.
         predicted = torch.where(self.clean < 0, self.labels, self.clean)
         targets = self.labels if threat.labels == "true" else predicted
-        found = methods.attack(
-            self.classifier,
-            self.images,
-            targets,
-            spec=spec,
-            threat=threat,
-            eps=eps,
-            label=label,
-            ids=self.ids,
-            seed=self.seed,
-        )
+
+        def found_in(part: slice) -> Tensor:
+            return methods.attack(
+                self.classifier,
+                self.images[part],
+                targets[part],
+                spec=spec,
+                threat=threat,
+                eps=eps,
+                label=label,
+                ids=self.ids[part],
+                seed=self.seed,
+            )
+
+        whole = methods.METHODS[spec.method].draws == "batch"  # what it finds for a sample depends on the others
+        found = found_in(slice(None)) if whole else self.portions(len(self.ids), found_in)
         rows = self._score(found, label, budget, targets, threat)
         if keep:
             self._keep(label, budget, found, rows)
@@ -144,7 +197,7 @@ class Batch:
     ) -> pd.DataFrame:
         """Predict afresh on `images` and measure how far they were moved: an attack's own word is not asked for."""
         with seeded(self.seed, "score", attack, budget, self.ids[0]):
-            logits = self.classifier(images).float()
+            logits = self.portions(len(images), lambda part: self.classifier(images[part]).float())
         finite = logits.isfinite().all(1)
         safe = torch.where(finite[:, None], logits, 0.0)
         prediction = torch.where(finite, safe.argmax(1), -1)

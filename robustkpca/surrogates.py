@@ -60,7 +60,7 @@ _made: WeakKeyDictionary[Classifier, dict[Through, Classifier]] = WeakKeyDiction
 
 def surrogate(classifier: Classifier, through: Through) -> Classifier:
     """The classifier as the attack sees it; the very classifier for `full` or where it has no RPC-Attention."""
-    if through == "full" or not any(isinstance(m, RPCAttention) for m in classifier.network.modules()):
+    if through == "full" or not classifier.pursues:
         return classifier
     made = _made.setdefault(classifier, {})
     if through not in made:

@@ -43,9 +43,13 @@ def classifier_of(
     return Classifier(network, settings, title=title, source="made in a test")
 
 
+def oracle() -> Classifier:
+    return classifier_of(Linear(), 2)
+
+
 @pytest.fixture
 def linear() -> Classifier:
-    return classifier_of(Linear(), 2)
+    return oracle()
 
 
 # Margins of the linear oracle's samples in units of 1/255, and whether the label is the model's clean answer.
@@ -53,14 +57,18 @@ MARGINS = [1, 1, 3, 3, 3, 6, 6, 12, 12, 12, 3, 12]
 RIGHT = [True] * 10 + [False] * 2
 
 
-@pytest.fixture
-def linear_samples() -> ArraySamples:
+def oracle_samples() -> ArraySamples:
     """12 grey images at known distances from the boundary, alternating classes; the last two are labelled wrongly."""
     sign = torch.sign(Linear().w).detach().numpy().reshape(SIDE, SIDE)
     sides = [1 if i % 2 == 0 else -1 for i in range(len(MARGINS))]
     pixels = np.stack([128 + side * m * sign for side, m in zip(sides, MARGINS, strict=True)]).astype(np.uint8)
     labels = np.array([(0 if s > 0 else 1) if r else (1 if s > 0 else 0) for s, r in zip(sides, RIGHT, strict=True)])
     return ArraySamples("linear", [f"s{i}" for i in range(len(labels))], labels.astype(np.int64), ("0", "1"), pixels)
+
+
+@pytest.fixture
+def linear_samples() -> ArraySamples:
+    return oracle_samples()
 
 
 def linear_accuracy(eps_255: float) -> float:
@@ -135,13 +143,17 @@ def tiny(family: str = "symvit", rpc: RPCSettings | None = None, seed: int = 0) 
     return Classifier(network, settings)
 
 
-@pytest.fixture
-def noise_samples() -> ArraySamples:
+def noise() -> ArraySamples:
     """30 random grey images of 10 classes: batches of 7 and 64 leave partial ones."""
     draws = np.random.default_rng(0)
     pixels = draws.integers(0, 256, (30, SIDE, SIDE), dtype=np.uint8)
     labels = np.arange(30, dtype=np.int64) % 10
     return ArraySamples("noise", [f"n{i:02d}" for i in range(30)], labels, tuple(f"c{i}" for i in range(10)), pixels)
+
+
+@pytest.fixture
+def noise_samples() -> ArraySamples:
+    return noise()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from robustkpca import evaluation, methods
+from robustkpca import methods, plan
 from robustkpca.errors import DataError, RunError, SpecError
 from robustkpca.evaluation import evaluate
 from robustkpca.outcomes import Run
@@ -237,9 +237,9 @@ def test_what_can_be_found_before_the_first_batch(noise_samples, tmp_path):
 def test_models_of_one_name_are_told_apart():
     a, b = tiny(), tiny(seed=1)
     a.source, b.source = "runs/a.pth", "runs/b.pth"
-    assert evaluation._unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
+    assert plan._unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
     b.source = "other/a.pth"
-    assert len(set(evaluation._unique_labels([a, b]))) == 2
+    assert len(set(plan._unique_labels([a, b]))) == 2
 
 
 def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):

@@ -63,19 +63,28 @@ Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread o
 
 
 def pick_device(name: str) -> str:
-    """`auto` is CUDA where it works, else the CPU."""
+    """`auto` is CUDA where it works, else the CPU. Of several processes on one machine each takes a GPU of its own, or its share of the CPUs."""
     import torch
 
+    from robustkpca.processes import divide_threads, place
+
+    here = place()
+    if here.notice:
+        err.print(here.notice, markup=False, highlight=False, soft_wrap=True)
+    devices = torch.cuda.device_count()
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
+        divide_threads(here)
         return name
     kind, _, number = name.partition(":")
     if kind != "cuda" or (number and not number.isdigit()):
         raise SpecError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
-    if int(number or 0) >= torch.cuda.device_count():
-        raise SpecError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are visible here; use --device cpu")
-    return name
+    if int(number or 0) >= devices:
+        raise SpecError(f"--device {name}: {devices} CUDA devices are visible here; use --device cpu")
+    if number or here.alone:
+        return name
+    return f"cuda:{here.local_rank % devices}"
 
 
 def choice(option: str, value: str, known: tuple[str, ...]) -> Any:
@@ -84,7 +93,7 @@ def choice(option: str, value: str, known: tuple[str, ...]) -> Any:
     return value
 
 
-def progress_bar() -> Progress:
+def progress_bar(*, disable: bool = False) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     return Progress(
@@ -95,6 +104,7 @@ def progress_bar() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=err,
+        disable=disable,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +15,10 @@ from robustkpca.cli.app import choice, err, progress_bar
 from robustkpca.errors import CheckpointError, SpecError
 
 if TYPE_CHECKING:
-    from robustkpca.evaluation import Plan, Progress
+    from robustkpca.evaluation import Progress
     from robustkpca.models import Classifier, Unusable
     from robustkpca.outcomes import Run
+    from robustkpca.plan import Plan
 
 Model = Annotated[
     list[str] | None,
@@ -34,45 +37,90 @@ Iterations = Annotated[
 Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")]
 Classes = Annotated[Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images ahead.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Processes that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU."
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder that keeps decoded images (memory-mapped) for later models, attacks and runs."),
+]
+CacheLimit = Annotated[
+    float, typer.Option(min=0, help="GiB that --cache may hold; what was not used for longest goes first.")
+]
+Dtype = Annotated[str, typer.Option(help="float32 or bf16, which changes figures.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Through torch.compile, which may change the last bits.")]
+Checkpointing = Annotated[
+    bool,
+    typer.Option("--grad-checkpointing", help="Less memory, more time: each block is computed again for its gradient."),
+]
 BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")]
 OutFolder = Annotated[
     Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
 ]
 
 
-def start(plan: Plan, device: str, out_dir: Path | None, workers: int) -> Run:
-    """Announce what is about to be run, and run or continue it with a progress bar; Ctrl-C and SIGTERM say what is kept."""
+def start(
+    plan: Plan,
+    device: str,
+    out_dir: Path | None,
+    workers: int | None,
+    cache: Path | None = None,
+    cache_limit: float = 0,
+) -> Run:
+    """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back from here."""
+    from robustkpca.datasets import PixelCache
+    from robustkpca.evaluation import carry_out
     from robustkpca.outcomes import fingerprint
+    from robustkpca.processes import place
 
     if out_dir is None:
         parts = [s.name for s in plan.suites] or [plan.samples.name.partition(":")[0]]
         out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
-    for line in announcement(plan, device):
-        err.print(line, markup=False, highlight=False)
+    here = place()
+    if here.rank == 0:
+        for line in announcement(plan, device):
+            err.print(line, markup=False, highlight=False)
+        if not here.alone:
+            say(f"shared   among {here.world} processes")
+    kept = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)
+    with watched("starting", out_dir) as show:
+        run = carry_out(plan, out_dir, workers=workers, cache=kept, here=here, on_progress=show, on_notice=say)
+    if here.rank > 0:
+        raise typer.Exit
+    return run
+
+
+def say(text: str) -> None:
+    """A line for the user beside the progress bar."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar, moved by what is yielded; Ctrl-C and SIGTERM end the process with 130 and 143 and say what is kept in `out_dir`."""
+    from robustkpca.processes import place
+
     received = signal.SIGINT
 
     def terminate(number: int, frame: object) -> None:  # a scheduler takes the machine back: end as on Ctrl-C
         nonlocal received
         received = signal.Signals(number)
+        signal.signal(number, signal.SIG_IGN)  # torchrun and some schedulers say it twice
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        with progress_bar() as progress:
-            bar = progress.add_task("starting", total=None)
-
-            def show(now: Progress) -> None:
-                progress.update(bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}")
-
-            return plan.run(out_dir, workers=workers, on_progress=show)
+        with progress_bar(disable=place().rank > 0) as progress:
+            bar = progress.add_task(title, total=None)
+            yield lambda now: progress.update(
+                bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"
+            )
     except KeyboardInterrupt:
-        kept = len(list((out_dir / "rows").glob("*/*/*.parquet")))
-        err.print(
-            f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there",
-            markup=False,
-            soft_wrap=True,
-        )
+        kept = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
+        say(f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there")
         sys.exit(128 + received)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -98,7 +146,7 @@ def announcement(plan: Plan, device: str) -> list[str]:
         shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
         lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
     lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
-    return [*lines, f"device   {device}, float32, seed {plan.seed}, batch size {plan.batch_size}"]
+    return [*lines, f"device   {device}, {plan.request['dtype']}, seed {plan.seed}, batch size {plan.batch_size}"]
 
 
 def classifiers(
@@ -109,11 +157,14 @@ def classifiers(
     layers: str | None,
     classes: Path | None,
     weights: str,
+    dtype: str = "float32",
+    compiled: bool = False,
+    checkpointed: bool = False,
     **settings: Any,
 ) -> list[Classifier | Unusable]:
     """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
     from robustkpca.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.models import Unusable
+    from robustkpca.models import DTYPES, Unusable
     from robustkpca.settings import parse_iterations, parse_layers
 
     if not models and not files:
@@ -128,12 +179,14 @@ def classifiers(
     settings["weights"] = choice("--weights", weights, ("raw", "ema"))
     settings["layers"] = None if layers is None else parse_layers(layers)
     settings["classes"] = _read_names(classes) if classes else ()
+    choice("--dtype", dtype, tuple(DTYPES))
+    way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
     counts: tuple[int | None, ...] = (None,) if iterations is None else parse_iterations(iterations)
     found: list[Classifier | Unusable] = []
     for name, path in zip(names, paths, strict=True):
         for count in counts:
             try:
-                found.append(load_classifier(name, path, iterations=count, **settings))
+                found.append(load_classifier(name, path, iterations=count, **settings).variant(**way))
             except CheckpointError as error:
                 if len(names) == 1:
                     raise

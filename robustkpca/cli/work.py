@@ -24,9 +24,14 @@ from robustkpca.cli.app import (
 )
 from robustkpca.cli.models import (
     BatchSize,
+    Cache,
+    CacheLimit,
     Checkpoint,
+    Checkpointing,
     Classes,
+    Compile,
     Data,
+    Dtype,
     Heads,
     ImageSize,
     Iterations,
@@ -36,6 +41,7 @@ from robustkpca.cli.models import (
     Workers,
     classifiers,
     start,
+    watched,
 )
 from robustkpca.errors import SpecError
 
@@ -73,7 +79,15 @@ def evaluate(
     classes: Classes = None,
     limit: Limit = None,
     batch_size: BatchSize = 100,
-    workers: Workers = 0,
+    workers: Workers = None,
+    cache: Cache = None,
+    cache_limit: CacheLimit = 50,
+    dtype: Dtype = "float32",
+    compiled: Compile = False,
+    checkpointed: Checkpointing = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also attack RPC models in bf16, where gradients are wrong.")
+    ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     out_dir: OutFolder = None,
@@ -81,8 +95,8 @@ def evaluate(
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
 
-    from robustkpca import evaluation
     from robustkpca.datasets import load_samples
+    from robustkpca.plan import Plan
 
     started = time.monotonic()
     where = pick_device(device)
@@ -99,9 +113,12 @@ def evaluate(
         heads=heads,
         img_size=img_size,
         device=where,
+        dtype=dtype,
+        compiled=compiled,
+        checkpointed=checkpointed,
     )
-    plan = evaluation.Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax)
-    run = start(plan, where, out_dir, workers)
+    plan = Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax, force=force)
+    run = start(plan, where, out_dir, workers, cache, cache_limit)
     healthy = show_run(run)
     out.print(
         f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)",
@@ -131,14 +148,14 @@ def diagnose(
     classes: Classes = None,
     limit: Limit = 100,
     batch_size: BatchSize = 100,
-    workers: Workers = 0,
+    workers: Workers = None,
     seed: Seed = 0,
     device: Device = "auto",
     out_dir: OutFolder = None,
 ) -> None:
     """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: a finding says fail."""
-    from robustkpca import evaluation
     from robustkpca.datasets import load_samples
+    from robustkpca.plan import Plan
     from robustkpca.rules import findings
     from robustkpca.spec import load_suite
 
@@ -161,7 +178,7 @@ def diagnose(
         img_size=img_size,
         device=where,
     )
-    plan = evaluation.Plan(models_, samples, [battery, predicted], seed=seed, batch_size=batch_size)
+    plan = Plan(models_, samples, [battery, predicted], seed=seed, batch_size=batch_size)
     run = start(plan, where, out_dir, workers)
     healthy = show_run(run, verdicts=True)
     out.print(f"rows and receipt: {run.path}", markup=False, highlight=False, soft_wrap=True)
@@ -205,18 +222,19 @@ def bench(
     reference: Annotated[bool, typer.Option(help="The paper's figures for the same protocol, data and model.")] = False,
     limit: Limit = None,
     batch_size: BatchSize = 100,
-    workers: Workers = 0,
+    workers: Workers = None,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments, layouts
+    from robustkpca.processes import place
     from robustkpca.render import notes, render
 
     plan = experiments.load_experiment(experiment)
     entries = experiments.load_models(models_file)
-    with progress_bar() as progress:
-        bar = progress.add_task(plan.name, total=None)
+    here = place()
+    with watched(plan.name, out_dir) as show:
         runs = experiments.run(
             plan,
             entries,
@@ -228,10 +246,11 @@ def bench(
             batch_size=batch_size,
             workers=workers,
             device=pick_device(device),
-            on_progress=lambda now: progress.update(
-                bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"
-            ),
+            here=here,
+            on_progress=show,
         )
+    if here.rank > 0:
+        raise typer.Exit
     found = layouts.LAYOUTS[plan.layout](runs)
     found.title = plan.title
     print_table(found.title, found.texts(bold=BOLD, reference=reference), notes(found, reference=reference))

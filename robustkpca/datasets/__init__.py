@@ -12,6 +12,7 @@ import numpy as np
 
 from robustkpca import corruptions
 from robustkpca.datasets import files
+from robustkpca.datasets.cache import PixelCache
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.samples import ArraySamples, Chunks, FileSamples, Samples, class_names, preprocess
 from robustkpca.errors import DataError, unknown
@@ -22,6 +23,7 @@ __all__ = [
     "ArraySamples",
     "Chunks",
     "FileSamples",
+    "PixelCache",
     "Samples",
     "class_names",
     "load_samples",

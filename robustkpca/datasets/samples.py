@@ -75,6 +75,11 @@ class Samples(ABC):
     def content_hash(self) -> str:
         """SHA-256 (16 hex digits) of what `hash_covers` says."""
 
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 (16 hex digits) that changes when a picture does, or is another's; for what is kept of the pictures on this machine."""
+        return self.content_hash
+
     @abstractmethod
     def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
         """One preprocessed image, float32 (C, S, S) in [0, 1], not normalised."""
@@ -209,6 +214,16 @@ class FileSamples(Samples):
         digest = hashlib.sha256()
         for index, name in enumerate(self.ids):
             digest.update(f"{name}\t{self.path(index).stat().st_size}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:16]
+
+    @property
+    def source_hash(self) -> str:
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            path = self.path(index)
+            stat = path.stat()
+            line = f"{path.resolve()}\t{stat.st_size}\t{stat.st_mtime_ns}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
 
     def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
