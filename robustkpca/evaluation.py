@@ -136,9 +136,17 @@ class _Work:
     def _probe(self, unit: Unit, images: Tensor) -> None:
         classifier = self._classifier(unit)
         label, labels = self.plan.labels[unit.model], self.labels[unit.model][: len(images)]
-        with seeded(self.plan.seed, "probe"):
-            size = min(self.plan.batch_size, self.portions.limit or len(images))
-            self.run.probes[label] = probe(classifier, images.to(classifier.device), labels.to(classifier.device), size)
+        images, labels = images.to(classifier.device), labels.to(classifier.device)
+        while label not in self.run.probes:
+            size = min(self.plan.batch_size, len(images), self.portions.limit or len(images))
+            try:
+                with seeded(self.plan.seed, "probe"):
+                    self.run.probes[label] = probe(classifier, images, labels, size)
+                return
+            except Exception as error:
+                if not self.portions.may_shrink(error, size):
+                    raise
+            self.portions.shrink(size)
 
     def _chunk(self, unit: Unit, images: Tensor) -> None:
         plan, run, model, first = self.plan, self.run, self.plan.labels[unit.model], unit.samples.start

@@ -96,24 +96,22 @@ class Plan:
                     methods.check(what, suite.threat)
         for classifier in usable:
             self.samples.labels_for(classifier.settings)
-            self._check_precision(classifier)
+            if (name := self._misled(classifier)) and not self.force:
+                raise SpecError(
+                    f"{classifier.title} in bfloat16: the attack {name} follows gradients, which are wrong through RPC-Attention in this "
+                    "precision; use float32, or --force for figures that are marked"
+                )
             side = classifier.settings.preprocessing.img_size
             if side < corruptions.SMALLEST and any(suite.corruptions for suite in self.suites):
                 raise SpecError(
                     f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
                 )
 
-    def _check_precision(self, classifier: Classifier) -> None:
-        """Gradients through PAP in bfloat16 are wrong: an attack by them shows a robustness that is not there."""
-        attacks = [a for suite in self.suites for a in suite.attack if not methods.METHODS[a.method].blind]
-        if not attacks or not classifier.pursues or classifier.dtype != torch.bfloat16:
-            return
-        if not self.force:
-            raise SpecError(
-                f"{classifier.title} in bfloat16: the attack {attacks[0].name} follows gradients, which are wrong through RPC-Attention in "
-                "this precision; use float32, or --force to have figures that are marked"
-            )
-        classifier.notes = (*classifier.notes, BFLOAT16_GRADIENTS)
+    def _misled(self, classifier: Classifier) -> str | None:
+        """The first attack by gradients on a model whose gradients are wrong in its precision: such a figure shows a robustness that is not there."""
+        if not classifier.pursues or classifier.dtype != torch.bfloat16:
+            return None
+        return next((a.name for s in self.suites for a in s.attack if not methods.METHODS[a.method].blind), None)
 
     def _possible(self, suite: Suite) -> Suite:
         """The suite less the attacks that need more classes than a model has, for all models alike."""
@@ -147,7 +145,7 @@ class Plan:
         restricted = bool(samples.among) and not self.full_argmax
         first = next(m for m in self.models if isinstance(m, Classifier))
         return {
-            "models": [_described(label, m) for label, m in zip(self.labels, self.models, strict=True)],
+            "models": [self._described(label, m) for label, m in zip(self.labels, self.models, strict=True)],
             "data": {
                 "name": samples.name,
                 "n": len(samples),
@@ -166,23 +164,22 @@ class Plan:
             "software": {name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
         }
 
+    def _described(self, label: str, model: Classifier | Unusable) -> dict[str, Any]:
+        if isinstance(model, Unusable):
+            return {"label": label, "source": model.source, "weights": None, "settings": None, "notes": [model.reason]}
+        return {
+            "label": label,
+            "source": model.source,
+            "weights": model.weights,
+            "parameters": sum(p.numel() for p in model.network.parameters()),
+            "settings": model.settings.model_dump(mode="json", by_alias=True),
+            "attention": model.attention_kernel,
+            "notes": [*model.notes, *([BFLOAT16_GRADIENTS] if self._misled(model) else [])],
+        }
+
     def readers(self, cache: PixelCache | None) -> dict[int, Callable[[int], Tensor]]:
         """For each model that can be used, a function from the number of a sample to its image as that model takes it."""
         wanted = {i: m.settings.preprocessing for i, m in enumerate(self.models) if isinstance(m, Classifier)}
         if cache is not None:
             return {i: cache.reader(self.samples, p) for i, p in wanted.items()}
         return {i: partial(self.samples.image, preprocessing=p) for i, p in wanted.items()}
-
-
-def _described(label: str, model: Classifier | Unusable) -> dict[str, Any]:
-    if isinstance(model, Unusable):
-        return {"label": label, "source": model.source, "weights": None, "settings": None, "notes": [model.reason]}
-    return {
-        "label": label,
-        "source": model.source,
-        "weights": model.weights,
-        "parameters": sum(p.numel() for p in model.network.parameters()),
-        "settings": model.settings.model_dump(mode="json", by_alias=True),
-        "attention": model.attention_kernel,
-        "notes": list(model.notes),
-    }

@@ -74,20 +74,24 @@ class Portions:
                 start += size
                 continue
             except Exception as error:
-                if not _out_of_memory(error) or size == 1:
+                if not self.may_shrink(error, size):
                     raise
-            # Out here the frames that hold the failed attempt's tensors are gone.
-            gc.collect()
-            torch.cuda.empty_cache()
-            self.limit = size // 2
-            self.on_notice(
-                f"out of memory with {size} samples at once: going on with {self.limit}, which changes no figure"
-            )
+            self.shrink(size)  # out here the frames that hold the failed attempt's tensors are gone
         return torch.cat(done) if len(done) > 1 else done[0]
 
+    def may_shrink(self, error: Exception, size: int) -> bool:
+        """Whether an error with `size` samples at once says that memory has ended, and fewer could do."""
+        ended = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        return ended and size > 1
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    def shrink(self, size: int) -> None:
+        """Go on with half of `size` samples at once."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        self.limit = size // 2
+        self.on_notice(
+            f"out of memory with {size} samples at once: going on with {self.limit}, which changes no figure"
+        )
 
 
 class Batch:

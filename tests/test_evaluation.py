@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from robustkpca import methods, plan
+from robustkpca import methods
 from robustkpca.errors import DataError, RunError, SpecError
-from robustkpca.evaluation import evaluate
+from robustkpca.evaluation import carry_out, evaluate
+from robustkpca.models import Classifier
 from robustkpca.outcomes import Run
+from robustkpca.plan import Plan, _unique_labels
 from robustkpca.settings import RPCSettings
 from robustkpca.spec import CLEAN, Cell, Suite, load_suite
 from robustkpca.tables import accuracy_table
@@ -237,9 +239,9 @@ def test_what_can_be_found_before_the_first_batch(noise_samples, tmp_path):
 def test_models_of_one_name_are_told_apart():
     a, b = tiny(), tiny(seed=1)
     a.source, b.source = "runs/a.pth", "runs/b.pth"
-    assert plan._unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
+    assert _unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
     b.source = "other/a.pth"
-    assert len(set(plan._unique_labels([a, b]))) == 2
+    assert len(set(_unique_labels([a, b]))) == 2
 
 
 def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
@@ -261,6 +263,63 @@ def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
     assert (request["seed"], request["batch_size"], request["dtype"], request["device"]) == (0, 100, "float32", "cpu")
     assert manifest["environment"]["torch"] == torch.__version__
     assert run.manifest == manifest
+
+
+class Hungry(nn.Module):
+    """Runs out of memory above so many images at once."""
+
+    def __init__(self, network, most):
+        super().__init__()
+        self.network, self.most = network, most
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.network(x)
+
+
+def test_when_memory_ends_smaller_portions_give_the_same_rows(noise_samples, tmp_path):
+    made = tiny("rpc-symvit", RPC)
+    hungry = Classifier(Hungry(made.network, 8), made.settings, title=made.title)
+    suites = [PGD, corruption_suite("gaussian_noise"), load_suite("noise")]
+    whole = evaluate([made], noise_samples, suites, tmp_path / "whole")
+    said = []
+    less = carry_out(Plan([hungry], noise_samples, suites), tmp_path / "less", on_notice=said.append)
+    assert [line.partition(":")[0] for line in said] == [f"out of memory with {n} samples at once" for n in (30, 15)]
+    pd.testing.assert_frame_equal(less.rows, whole.rows)
+    assert less.probes == whole.probes
+
+
+def test_when_not_even_one_sample_fits_the_reason_is_kept(noise_samples, tmp_path):
+    made = tiny()
+    hungry = Classifier(Hungry(made.network, 0), made.settings, title=made.title)
+    with pytest.raises(torch.OutOfMemoryError):
+        carry_out(Plan([hungry], noise_samples, [PGD]), tmp_path / "run", on_notice=lambda _: None)
+
+
+def test_an_attack_whose_samples_hang_together_is_not_portioned(noise_samples, tmp_path):
+    made = tiny()
+    hungry = Classifier(Hungry(made.network, 8), made.settings, title=made.title)
+    run = carry_out(
+        Plan([hungry], noise_samples, [load_suite("cw").with_steps(2)]), tmp_path / "run", on_notice=lambda _: None
+    )
+    texts = {s.cell.attack: s.text for s in run.statuses}
+    assert texts[CLEAN] == "complete"
+    assert "OutOfMemoryError" in texts["cw"]
+
+
+def test_gradients_through_pap_in_bfloat16_are_refused_unless_forced(noise_samples, tmp_path):
+    half = tiny("rpc-symvit", RPC).variant(dtype=torch.bfloat16)
+    with pytest.raises(SpecError, match=r"in bfloat16: the attack pgd follows gradients, which are wrong .* --force"):
+        evaluate([half], noise_samples, [PGD], tmp_path / "run")
+    forced = evaluate([half], noise_samples, [PGD], tmp_path / "forced", force=True)
+    assert forced.request["dtype"] == "bfloat16"
+    assert any("gradients in bfloat16" in note for note in forced.request["models"][0]["notes"])
+    blind = evaluate([half], noise_samples, [load_suite("noise"), corruption_suite("fog")], tmp_path / "blind")
+    symmetric = evaluate([tiny().variant(dtype=torch.bfloat16)], noise_samples, [PGD], tmp_path / "symmetric")
+    for run in (blind, symmetric):
+        assert {s.text for s in run.statuses} == {"complete"}
+        assert not any("bfloat16" in note for note in run.request["models"][0]["notes"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

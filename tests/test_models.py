@@ -141,3 +141,44 @@ def test_official_logits_on_cuda(golden_attacks, official, configuration):
     classifier = official(configuration).cuda()
     logits = classifier(golden_attacks["images"].cuda()).cpu()
     assert (logits - golden_attacks[f"{configuration}.logits"]).abs().max() < 1e-3
+
+
+def test_a_variant_in_bfloat16_leaves_the_model_and_is_near_it():
+    classifier = tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    before = classifier(images)
+    half = classifier.variant(dtype=torch.bfloat16)
+    assert (half.dtype, classifier.dtype) == (torch.bfloat16, torch.float32)
+    assert half.weights == classifier.weights
+    logits = half(images)
+    assert logits.dtype == torch.float32
+    error = (logits - before).abs().max() / before.abs().max()
+    assert 1e-5 < error < 0.05
+    assert torch.equal(classifier(images), before)
+    with pytest.raises(SpecError, match="expected float32 or bf16"):
+        classifier.variant(dtype=torch.float16)
+
+
+def test_checkpointed_blocks_change_no_bit():
+    for made in (tiny(), tiny("vit")):
+        x = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        results = []
+        for classifier in (made, made.variant(checkpointed=True)):
+            logits = classifier(x)
+            results.append((logits.detach(), torch.autograd.grad(logits[:, 0].sum(), x)[0]))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_compiled_variant_agrees_and_says_so():
+    classifier = tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))
+    compiled = classifier.variant(compiled=True)
+    assert compiled.attention_kernel.endswith(", compiled")
+    assert not classifier.attention_kernel.endswith(", compiled")
+    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), classifier(images), rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_of_a_restricted_model_are_still_its_own():
+    classifier = tiny()
+    assert classifier.restricted([1, 3], ("c1", "c3")).weights == classifier.weights

@@ -1,0 +1,174 @@
+"""The command that reads a model's attention as kernel PCA."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robustkpca.cli.app import (
+    Device,
+    Lambda,
+    Layers,
+    Limit,
+    Seed,
+    app,
+    err,
+    out,
+    pick_device,
+    print_table,
+    progress_bar,
+)
+from robustkpca.cli.models import Checkpoint, Classes, Data, Heads, ImageSize, Iterations, Weights, classifiers
+from robustkpca.errors import SpecError
+
+if TYPE_CHECKING:
+    from robustkpca.datasets import Samples
+    from robustkpca.models import Classifier
+
+
+@app.command()
+def analyze(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    data: Data = "fashion-mnist",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="loss, gamma, spectrum or pursuit (default: all that apply). Repeatable."),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="CSV log of a training (epoch, model, projection_loss) for the figure of the loss. Repeatable."
+        ),
+    ] = None,
+    weights: Weights = "raw",
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    img_size: ImageSize = None,
+    classes: Classes = None,
+    limit: Limit = 100,
+    batch_size: Annotated[int, typer.Option(help="Images a batch; changes no figure beyond rounding.")] = 20,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder of page, figures and tables. Default: one under runs/.")
+    ] = None,
+) -> None:
+    """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it pursues."""
+    import pandas as pd
+
+    from robustkpca import analysis, analysis_page
+    from robustkpca.analysis_plots import read_log
+    from robustkpca.datasets import load_samples
+    from robustkpca.models import Classifier
+    from robustkpca.outcomes import fingerprint
+
+    if not models and not checkpoint:
+        raise SpecError("MODEL: expected at least one; see `robustkpca models`")
+    for path in log or ():
+        read_log(path)  # a fault in it is found before the work is done
+    where = pick_device(device)
+    samples = load_samples(data, limit=limit, seed=seed)
+    loaded = classifiers(
+        models,
+        checkpoint,
+        iterations=iterations,
+        layers=layers,
+        classes=classes,
+        weights=weights,
+        lam=lam,
+        heads=heads,
+        img_size=img_size,
+        device=where,
+    )
+    usable = [m for m in loaded if isinstance(m, Classifier)]
+    failed = [f"{m.title}: failed: {m.reason}" for m in loaded if not isinstance(m, Classifier)]
+    found: dict[str, list[pd.DataFrame]] = {}
+    warnings = list(failed)
+    labels = _labels(usable)
+    with progress_bar() as progress:
+        for label, model in labels.items():
+            bar = progress.add_task(label, total=len(samples))
+            result = analysis.analyze(
+                model,
+                samples,
+                only or (),
+                batch_size=batch_size,
+                on_progress=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
+            )
+            for name, table in result.tables.items():
+                table.insert(0, "model", label)
+                found.setdefault(name, []).append(table)
+            warnings += [f"{label}: {text}" for text in result.warnings]
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+    receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
+    if out_dir is None:
+        out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
+    command = "robustkpca " + shlex.join(sys.argv[1:])
+    files = analysis_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
+    views = [view for label in labels for view in analysis_page.model_views(tables, label)]
+    shown: list[tuple[str, pd.DataFrame, list[str]]] = []
+    said: set[str] = set()
+    for title, cells, notes in views[::-1]:  # what columns mean is said once, below the last table that has them
+        shown.append((title, cells, [note for note in notes if note not in said]))
+        said.update(notes)
+    for title, cells, notes in shown[::-1]:
+        print_table(title, cells, notes)
+    for text in warnings:
+        err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"page, figures and tables: {files[0]}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _labels(models: list[Classifier]) -> dict[str, Classifier]:
+    """Titles, numbered where two are the same."""
+    found: dict[str, Classifier] = {}
+    for model in models:
+        number, label = 1, model.title
+        while label in found:
+            number += 1
+            label = f"{model.title} #{number}"
+        found[label] = model
+    return found
+
+
+def _receipt(
+    labels: dict[str, Classifier], samples: Samples, only: list[str], seed: int, batch_size: int, device: str
+) -> dict[str, Any]:
+    """Everything that decides a number, setting to text."""
+    from importlib import metadata
+
+    import torch
+
+    from robustkpca import __version__
+
+    described = {
+        f"model {label}": "; ".join([f"weights {m.weights}", f"from {m.source}", *m.notes])
+        for label, m in labels.items()
+    }
+    versions = {"robustkpca": __version__, "torch": torch.__version__}
+    versions |= {name: metadata.version(name) for name in ("timm", "numpy", "pandas")}
+    return {
+        **described,
+        "data": f"{samples.name}, n = {len(samples)}, ids {samples.ids_hash}, {samples.hash_covers} {samples.content_hash}",
+        "analyses": ", ".join(only),
+        "seed": str(seed),
+        "batch size": f"{batch_size} (changes no figure beyond rounding)",
+        "dtype": "model float32, analysis float64",
+        "device": device,
+        "software": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
