@@ -152,24 +152,21 @@ class Classifier(nn.Module):
         computed again in the backward pass, which takes less memory and more time and changes no figure. Raises SpecError where it cannot be."""
         if dtype not in DTYPES.values():
             raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
-        new = self.twin()
+        new = self._over(self.network, self.settings, compiled)
         new.network.to(dtype)
         if checkpointed:
             switch: Any = getattr(new.network, "set_grad_checkpointing", None)
             if switch is None:
                 raise SpecError(f"{self.title}: it has no blocks that could be checkpointed")
             switch()
-        if compiled:
-            new.network.compile()
-        new.compiled = compiled
         return new
 
-    def _over(self, network: nn.Module, settings: ModelSettings) -> Classifier:
+    def _over(self, network: nn.Module, settings: ModelSettings, compiled: bool | None = None) -> Classifier:
         new = Classifier(network, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
         new.weights = self.weights
-        if self.compiled:
+        new.compiled = self.compiled if compiled is None else compiled
+        if new.compiled:
             new.network.compile()
-        new.compiled = self.compiled
         return new
 
     @property

@@ -74,6 +74,7 @@ class Model:
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
         self.probe = run.probes.get(name)
+        self.described = next(d for d in run.request["models"] if d["label"] == name)
         self.clean = self._rows(Cell(CLEAN, ""))
         self.attacks = list(self._measured())
 
@@ -81,8 +82,7 @@ class Model:
         return self.run.cell_rows(self.name, cell) if self.run.status(self.name, cell).text == "complete" else None
 
     def _measured(self) -> Iterator[Measured]:
-        described = next(d for d in self.run.request["models"] if d["label"] == self.name)
-        rpc = bool((described["settings"] or {}).get("rpc"))
+        rpc = bool((self.described["settings"] or {}).get("rpc"))
         for suite in self.run.suites:
             if suite.threat is None or suite.cascade:  # rows of a cascade add up: none is an attack's alone
                 continue

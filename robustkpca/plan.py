@@ -16,9 +16,8 @@ from robustkpca import __version__, corruptions, methods
 from robustkpca.datasets import PixelCache, Samples, class_names
 from robustkpca.errors import DataError, SpecError, unknown
 from robustkpca.models import Classifier, Unusable
-from robustkpca.spec import Suite
+from robustkpca.spec import ROUNDED_GRADIENTS, Suite
 
-BFLOAT16_GRADIENTS = "attacked by force with gradients in bfloat16, which are wrong through RPC-Attention"
 KNOWN_CORRUPTIONS = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 
 
@@ -44,6 +43,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,  # with its build, e.g. +cu130
         **{name: metadata.version(name) for name in names},
         "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
@@ -174,7 +174,7 @@ class Plan:
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "settings": model.settings.model_dump(mode="json", by_alias=True),
             "attention": model.attention_kernel,
-            "notes": [*model.notes, *([BFLOAT16_GRADIENTS] if self._misled(model) else [])],
+            "notes": [*model.notes, *([ROUNDED_GRADIENTS] if self._misled(model) else [])],
         }
 
     def readers(self, cache: PixelCache | None) -> dict[int, Callable[[int], Tensor]]:

@@ -13,8 +13,10 @@ from typing import Any
 from robustkpca import order, stats
 from robustkpca.order import Level, Model, Said
 from robustkpca.outcomes import Run
+from robustkpca.spec import ROUNDED_GRADIENTS
 
-SAME = 1e-4  # of the largest logit: below it two passes differ by rounding
+# Share of the largest logit below which two passes differ by rounding.
+SAME = {"float32": 1e-4, "bfloat16": 0.03}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def _random(m: Model) -> Said:
     share, changed = m.probe["random"], m.probe["random_predictions"]
     if not m.probe["finite"]:
         return None  # what is not a number equals nothing, not even itself
-    if share is not None and share <= SAME and not changed:
+    if share is not None and share <= _same(m) and not changed:
         return "pass", "two passes over the same images agree", ""
     seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.probe['n']} answers)"
     specs = [a.spec for a in m.attacks]
@@ -81,6 +83,10 @@ def _gradients(m: Model) -> Said:
 
 
 def _precision(m: Model) -> Said:
+    dtype = m.run.request["dtype"]
+    if ROUNDED_GRADIENTS in m.described["notes"]:
+        advice = "Figures of attacks by these gradients show a robustness that is not there: attack in float32."
+        return "fail", "gradients through RPC-Attention were taken in bfloat16", advice
     if not m.probe:
         return None
     if "cosine_error" in m.probe:
@@ -89,27 +95,31 @@ def _precision(m: Model) -> Said:
             f"the model cannot be run in float64 ({m.probe['cosine_error']})",
             "Its gradients were not checked for rounding.",
         )
-    if m.probe["cosine_worst"] is None or not _repeats(m.probe):
+    if m.probe["cosine_worst"] is None or not _repeats(m, m.probe):
         return None
     worst, median = m.probe["cosine_worst"], m.probe["cosine_median"]
-    seen = f"cosine of float32 to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
+    seen = f"cosine of {dtype} to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
     if worst >= 0.95:
         return "pass", seen, ""
     advice = "The gradient is partly rounding: PAP is chaotic for some settings. Judge by the worst case of the suite adaptive."
     return ("fail" if median < 0.8 else "warn"), seen, advice
 
 
-def _repeats(probe: dict[str, Any]) -> bool:
+def _same(m: Model) -> float:
+    return SAME[m.run.request["dtype"]]
+
+
+def _repeats(m: Model, probe: dict[str, Any]) -> bool:
     """Whether an image gets one answer, whenever and with whatever others it is asked for."""
     seen = [probe["random"], probe["batch"]]
-    return all(v is not None and v <= SAME for v in seen) and not probe["random_predictions"]
+    return all(v is not None and v <= _same(m) for v in seen) and not probe["random_predictions"]
 
 
 def _batch(m: Model) -> Said:
-    if not m.probe or not m.probe["finite"] or m.probe["random"] is None or m.probe["random"] > SAME:
+    if not m.probe or not m.probe["finite"] or m.probe["random"] is None or m.probe["random"] > _same(m):
         return None
     share = m.probe["batch"]
-    if share is not None and share <= SAME:
+    if share is not None and share <= _same(m):
         return "pass", "an image gets the same logits alone and in a batch", ""
     return (
         "fail",

@@ -91,6 +91,8 @@ class ThreatModel(Frozen):
 
 
 # Methods whose stopping rule or draws see the whole batch, so that the batch size decides their figures.
+# Stands in a model's notes where it was attacked so in spite of a refusal.
+ROUNDED_GRADIENTS = "attacked by force with gradients in bfloat16, which are wrong through RPC-Attention"
 BATCH_DEPENDENT = ("AutoAttack", "CW")
 _COUNTS = ("steps", "restarts", "n_restarts", "n_queries", "eot", "eot_iter", "nb_iter", "nb_sample")
 _LENGTHS = ("alpha", "delta", "lr", "p_init", "alpha_max", "rho")

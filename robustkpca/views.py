@@ -285,8 +285,9 @@ def receipt_lines(run: Run) -> list[str]:
     for m in request["models"]:
         if m["settings"] is not None:
             units = f"; {budgets_in_both_units(run, m)}" if budgets_in_both_units(run, m) else ""
+            notes = "".join(f"; {note}" for note in m["notes"])
             lines.append(
-                f"{m['label']}: weights {m['weights']}, attention {m.get('attention', 'not recorded')}{units}."
+                f"{m['label']}: weights {m['weights']}, attention {m.get('attention', 'not recorded')}{units}{notes}."
             )
     return lines
 
@@ -335,7 +336,7 @@ def _model_row(run: Run, model: dict[str, Any]) -> dict[str, object]:
         "notes": "; ".join(model["notes"]) or "none",
         "mean / std": f"{', '.join(f'{v:g}' for v in p.mean)} / {', '.join(f'{v:g}' for v in p.std)}",
         "budgets": budgets_in_both_units(run, model) or "none",
-        "cosine of float32 to float64 input gradients": _cosine(run.probes.get(model["label"], {})),
+        f"cosine of {run.request['dtype']} to float64 input gradients": _cosine(run.probes.get(model["label"], {})),
     }
 
 

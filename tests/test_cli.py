@@ -3,11 +3,13 @@
 import contextlib
 import io
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from PIL import Image
 
 from robustkpca import checkpoints
 from robustkpca.cli import main
+from robustkpca.cli.app import pick_device
 from robustkpca.outcomes import Run
 from robustkpca.rules import RULES
 from robustkpca.settings import RPCSettings
@@ -318,6 +321,75 @@ def test_ctrl_c_and_sigterm_keep_whole_chunks_and_say_how_to_go_on(place, number
     line = next(x for x in listed.stdout.splitlines() if x.startswith(str(folder)))
     assert "of 40 chunks" in line
     assert not line.endswith("complete")
+
+
+def test_torchattacks_needs_no_old_requests(place):
+    """It pins requests to 2.25 and imports it nowhere, so a newer one beside it does no harm: nor does none at all."""
+    assert any(line.startswith("requests") for line in metadata.requires("torchattacks"))
+    (place / "decoy").mkdir()
+    (place / "decoy" / "requests.py").write_text("raise ImportError('not wanted')")
+    arguments = ("eval", *BOTH, "--attack", "pgd", "--steps", "1", "--out", "without")
+    process = start(*arguments, cwd=place, env=os.environ | {"PYTHONPATH": str(place / "decoy")})
+    printed, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "eps 8/255" in printed
+
+
+def test_a_device_is_kept_and_processes_take_one_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device(name) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
+    for name, value in {
+        "RANK": 3,
+        "WORLD_SIZE": 4,
+        "LOCAL_RANK": 3,
+        "LOCAL_WORLD_SIZE": 4,
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": 1,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    assert [pick_device(name) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
+
+
+def test_deterministic_mode_works_with_resampled_position_embeddings(place):
+    done = call("eval", "--checkpoint", "sym.safetensors", "--img-size", "42", "--data", "folder:pictures", "--attack", "fgsm",
+                "--deterministic", "--out", "same", cwd=place)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert Run.open(place / "same").manifest["environment"]["deterministic"] is True
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_precision_cache_and_checkpointing_from_the_command_line(place):
+    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "fgsm")
+    for out, options in {
+        "plain": (),
+        "kept": ("--cache", "pixels"),
+        "less": ("--grad-checkpointing", "--workers", "0"),
+    }.items():
+        done = call(*arguments, *options, "--out", out, cwd=place)
+        assert done.returncode == 0, done.stderr
+    rows = [Run.open(place / out).rows for out in ("plain", "kept", "less")]
+    assert rows[0].equals(rows[1])
+    assert rows[0].equals(rows[2])
+    assert len(list((place / "pixels").iterdir())) == 1
+    half = call(*arguments, "--dtype", "bf16", "--out", "half", cwd=place)
+    assert (half.returncode, "bfloat16, cpu" in half.stdout) == (0, True)
+    rpc = (
+        "eval",
+        "--checkpoint",
+        "rpc.safetensors",
+        "--data",
+        "folder:pictures",
+        "--attack",
+        "fgsm",
+        "--dtype",
+        "bf16",
+    )
+    refused = call(*rpc, cwd=place)
+    assert (refused.returncode, "--force for figures that are marked" in " ".join(refused.stderr.split())) == (2, True)
+    forced = call(*rpc, "--force", "--out", "forced", cwd=place)
+    assert "attacked by force with gradients in bfloat16" in " ".join(forced.stdout.split())
+    assert "fail gradient-precision" in forced.stdout
 
 
 def test_one_checkpoint_under_several_iterations(place):

@@ -93,6 +93,23 @@ def start(
     return run
 
 
+@contextlib.contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """Torch's deterministic mode inside, where it is wanted."""
+    import os
+
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first CUDA matrix product is made
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def say(text: str) -> None:
     """A line for the user beside the progress bar."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from robustkpca.corruptions.fields import (
     Generators,
@@ -105,8 +106,8 @@ def zoom_blur(images: Tensor, severity: int, gens: Generators) -> Tensor:
     exact.
     """
     step, count = ZOOMS[severity - 1]
-    factors = [1 + step * k for k in range(count)]
-    total = images.clone()
+    factors = [1 + step * k for k in range(1, count)]
+    total = images * 2  # the image itself, and its enlargement by 1
     h, w = images.shape[-2:]
     y, x = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2 for n in (h, w))
     for factor in factors:
@@ -141,52 +142,56 @@ def step_chances(square: float) -> list[float]:
     return chances(high)
 
 
-def swap_pixels(h: int, w: int, dy: Tensor, dx: Tensor, priority: Tensor) -> Tensor:
-    """Index (b, h*w) after swapping every pixel with the one at (dy, dx) from it, in the order of falling priority.
+def swap_pixels(h: int, w: int, dy: Tensor, dx: Tensor, reach: int, order: Tensor) -> Tensor:
+    """Index (b, h*w) after swapping every pixel with the one at (dy, dx) from it, one after the other.
 
-    dy, dx, priority: int64 (b, h*w), priorities distinct within a sample. A step out of the picture is no swap. Swaps
-    that touch no pixel of a waiting swap of higher priority are done together, which gives exactly the sequential
+    dy, dx: int64 (b, h*w), at most `reach`. A step out of the picture is no swap. The picture is cut into tiles of k =
+    2 reach + 1 pixels a side; order (b, k*k), a permutation of the places in a tile, says when their turn is. Pixels at
+    the same place of two tiles have no partner in common, so their swaps are done together: exactly the sequential
     result.
     """
-    b, n = dy.shape
-    device = dy.device
-    place = torch.arange(b * n, device=device)
-    y = torch.arange(h, device=device).view(h, 1) + dy.view(b, h, w)
-    x = torch.arange(w, device=device) + dx.view(b, h, w)
-    step = (dy * w + dx).view(-1)
-    valid = ((y >= 0) & (y < h) & (x >= 0) & (x < w)).view(-1) & (step != 0)
-    source = place[valid]
-    target = source + step[valid]
-    rank = priority.reshape(-1)[valid]
-    out = torch.arange(n, device=device).repeat(b)
-    while source.numel():
-        best = torch.full((b * n,), -1, dtype=torch.int64, device=device)
-        best[source] = rank  # distinct sources: each pixel proposes once
-        best.scatter_reduce_(0, target, rank, "amax")
-        first = (best[source] == rank) & (best[target] == rank)
-        a, c = source[first], target[first]
-        out[a], out[c] = out[c], out[a]
-        later = ~first
-        source, target, rank = source[later], target[later], rank[later]
-    return out.view(b, n)
+    b, n, k = len(dy), h * w, 2 * reach + 1
+    down, across = math.ceil(h / k), math.ceil(w / k)
+    y = torch.arange(down * k, device=dy.device).view(-1, 1)
+    x = torch.arange(across * k, device=dy.device)
+    beyond = (0, across * k - w, 0, down * k - h)
+    to_y, to_x = (at + F.pad(step.view(b, h, w), beyond) for at, step in ((y, dy), (x, dx)))
+    inside = (y < h) & (x < w) & (to_y >= 0) & (to_y < h) & (to_x >= 0) & (to_x < w)
+
+    def turns(place: Tensor) -> tuple[Tensor, ...]:  # (b, tiles) for each turn
+        place = torch.where(inside, place, n)  # n: a place of its own, where what is no swap swaps with itself
+        tiles = place.view(b, down, k, across, k).permute(0, 2, 4, 1, 3).reshape(b, k * k, -1)
+        return tiles.gather(1, order.unsqueeze(2).expand_as(tiles)).unbind(1)
+
+    out = torch.arange(n + 1, device=dy.device).repeat(b, 1)
+    for source, target in zip(turns(y * w + x), turns(to_y * w + to_x), strict=True):
+        here, there = out.gather(1, source), out.gather(1, target)
+        out.scatter_(1, source, there)
+        out.scatter_(1, target, here)
+    return out[:, :n]
 
 
 def glass_blur(images: Tensor, severity: int, gens: Generators) -> Tensor:
     """Gaussian blur, swaps of every pixel with a near one (up to 1 - 4 px away, 1 to 3 times over), Gaussian blur.
 
-    The original swaps in scan order, with steps from -delta to delta - 1. Here the order is random and the steps are
-    symmetric; their root mean square is the published one times min(H, W) / 224, so on small images most steps are 0.
+    The original swaps in scan order, with steps from -delta to delta - 1. Here the order is that of `swap_pixels` with
+    turns drawn at random, and the steps are symmetric; their root mean square is the published one times
+    min(H, W) / 224, so on small images most steps are 0.
     """
     sigma, delta, rounds = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[severity - 1]
     s = scale(images)
     b, c, h, w = images.shape
-    chances = step_chances((2 * delta**2 + 1) / 6 * s * s)
-    edges = torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1].mul(2**20).round().long().to(images.device)
+    device = images.device
+    chances = torch.tensor(step_chances((2 * delta**2 + 1) / 6 * s * s), dtype=torch.float64)
+    reach = len(chances) // 2
+    ends = (chances.cumsum(0) * 2**16).round().long()
+    # Steps by a draw of 16 bits: each as often as its chance says. A table is quicker than a search.
+    table = torch.arange(-reach, reach + 1).repeat_interleave(ends.diff(prepend=ends.new_zeros(1))).to(device)
     images = gaussian_smooth(images, sigma * s).view(b, c, h * w)
     for _ in range(rounds):
-        bits = torch.stack([torch.randint(2**62, (h * w,), generator=g) for g in gens]).to(images.device)
-        dy, dx = (torch.bucketize((bits >> k) & (2**20 - 1), edges, right=True) - len(edges) // 2 for k in (0, 20))
-        priority = (bits >> 40) * (h * w) + torch.arange(h * w, device=images.device)
-        index = swap_pixels(h, w, dy, dx, priority)
+        bits = torch.stack([torch.randint(2**32, (h * w,), generator=g) for g in gens]).to(device)
+        order = torch.stack([torch.randperm((2 * reach + 1) ** 2, generator=g) for g in gens]).to(device)
+        dy, dx = (table.index_select(0, half.view(-1)).view(b, -1) for half in (bits >> 16, bits & (2**16 - 1)))
+        index = swap_pixels(h, w, dy, dx, reach, order)
         images = images.gather(2, index.view(b, 1, -1).expand(b, c, -1))
     return gaussian_smooth(images.view(b, c, h, w), sigma * s)

@@ -21,6 +21,7 @@ from robustkpca.corruptions.fields import (
     pixel_grid,
     scale,
     smooth_field,
+    take,
     uniform,
     warp,
 )
@@ -107,7 +108,7 @@ def _box_shrink(images: Tensor, size: int, axis: int) -> Tensor:
     total = torch.zeros_like(images.narrow(axis, 0, size))
     for k in range(max(map(len, windows))):
         index = column([window[min(k, len(window) - 1)] for window in windows])
-        total += images.index_select(axis, index) * column([int(k < len(window)) for window in windows]).view(shape)
+        total += take(images, index, axis) * column([int(k < len(window)) for window in windows]).view(shape)
     return (total / column([len(window) for window in windows]).view(shape) + 0.5).floor_()
 
 
@@ -120,7 +121,7 @@ def pixelate(images: Tensor, severity: int, gens: Generators) -> Tensor:
     for axis in (3, 2):
         n, size = images.shape[axis], out.shape[axis]
         index = torch.tensor([int((k + 0.5) * size / n) for k in range(n)], device=images.device)
-        out = out.index_select(axis, index)
+        out = take(out, index, axis)
     return out / 255
 
 

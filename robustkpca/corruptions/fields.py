@@ -91,8 +91,9 @@ def smooth_axis(x: Tensor, half: Sequence[float], axis: int) -> Tensor:
     radius = len(half) - 1
     n = x.shape[axis] - 2 * radius
     out = x.narrow(axis, radius, n) * half[0]
+    pair = torch.empty_like(out)
     for k in range(1, radius + 1):
-        pair = x.narrow(axis, radius - k, n) + x.narrow(axis, radius + k, n)
+        torch.add(x.narrow(axis, radius - k, n), x.narrow(axis, radius + k, n), out=pair)
         out += pair.mul_(half[k])
     return out
 
@@ -108,22 +109,41 @@ def gaussian_smooth(images: Tensor, sigma: float) -> Tensor:
 def shifted_sum(images: Tensor, taps: dict[tuple[int, int], float], mode: str) -> Tensor:
     """out(y, x) = sum over taps {(dy, dx): weight} of weight * in(y + dy, x + dx); `mode` is that of F.pad.
 
-    Taps of equal weight are added before they are weighted, which nearly halves the passes for a disk.
+    Taps of equal weight are added before they are weighted, and what lies as far to the left as to the right with equal
+    weight is added once for all rows: about a quarter of the passes for a disk.
     """
     h, w = images.shape[-2:]
     top, left = (-min(0, min(t[i] for t in taps)) for i in (0, 1))
     bottom, right = (max(0, max(t[i] for t in taps)) for i in (0, 1))
     padded = F.pad(images, (left, right, top, bottom), mode=mode)
+    columns: dict[tuple[int, bool], Tensor] = {}
+
+    def column(dx: int, mirrored: bool) -> Tensor:
+        """All rows at x + dx, plus those at x - dx if mirrored."""
+        if (dx, mirrored) not in columns:
+            at = padded.narrow(-1, left + dx, w)
+            columns[dx, mirrored] = at + padded.narrow(-1, left - dx, w) if mirrored else at
+        return columns[dx, mirrored]
+
     groups: dict[float, list[Tensor]] = {}
     for (dy, dx), weight in taps.items():
-        groups.setdefault(weight, []).append(padded[..., top + dy : top + dy + h, left + dx : left + dx + w])
-    out = torch.zeros_like(images)
-    for weight, views in groups.items():
-        total = views[0] * 1.0 if len(views) == 1 else views[0] + views[1]
-        for view in views[2:]:
+        mirrored = dx != 0 and taps.get((dy, -dx)) == weight
+        if dx > 0 or not mirrored:
+            groups.setdefault(weight, []).append(column(dx, mirrored).narrow(-2, top + dy, h))
+    out, total = torch.zeros_like(images), torch.empty_like(images)  # fresh memory for each sum costs more than the sum
+    for weight, (first, *others) in groups.items():
+        total.copy_(first)
+        for view in others:
             total += view
         out += total.mul_(weight)
     return out
+
+
+def take(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """The lines of x with the numbers `index` (n,) along an axis."""
+    if axis == x.ndim - 1:  # index_select copies lines: slow where a line is one value
+        return x.gather(axis, index.expand(*x.shape[:-1], -1))
+    return x.index_select(axis, index)
 
 
 def resample_axis(x: Tensor, where: Tensor, axis: int) -> Tensor:
@@ -134,8 +154,8 @@ def resample_axis(x: Tensor, where: Tensor, axis: int) -> Tensor:
     shape[axis] = -1
     part = (where - low).to(torch.float32).to(x.device).view(shape)
     index = low.long().to(x.device)
-    a = x.index_select(axis, index)
-    b = x.index_select(axis, (index + 1).clamp_(max=x.shape[axis] - 1))
+    a = take(x, index, axis)
+    b = take(x, (index + 1).clamp_(max=x.shape[axis] - 1), axis)
     return b.sub_(a).mul_(part).add_(a)
 
 
@@ -175,13 +195,13 @@ def warp(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
     y, x = _mirror(y, h).clamp_(0, h - 1), _mirror(x, w).clamp_(0, w - 1)
     y0, x0 = y.floor(), x.floor()
     fy, fx = (y - y0).view(b, 1, -1), (x - x0).view(b, 1, -1)
-    flat = images.reshape(b, c, h * w)
+    # One more row and column: all four neighbours are then the same index into a shifted view.
+    flat = F.pad(images, (0, 1, 0, 1), mode="replicate").view(b, c, -1)
+    index = (y0.long() * (w + 1) + x0.long()).view(b, 1, -1).expand(b, c, -1)
 
-    def at(row: Tensor, column: Tensor) -> Tensor:
-        index = (row.long() * w + column.long()).view(b, 1, -1).expand(b, c, -1)
-        return flat.gather(2, index)
+    def at(dy: int, dx: int) -> Tensor:
+        return flat[..., dy * (w + 1) + dx :].gather(2, index)
 
-    y1, x1 = (y0 + 1).clamp_(max=h - 1), (x0 + 1).clamp_(max=w - 1)
-    left = at(y0, x0) * (1 - fy) + at(y1, x0) * fy
-    right = at(y0, x1) * (1 - fy) + at(y1, x1) * fy
-    return (left * (1 - fx) + right * fx).view(b, c, h, w)
+    left = at(0, 0).mul_(1 - fy).add_(at(1, 0).mul_(fy))
+    right = at(0, 1).mul_(1 - fy).add_(at(1, 1).mul_(fy))
+    return left.mul_(1 - fx).add_(right.mul_(fx)).view(b, c, h, w)

@@ -52,7 +52,8 @@ def snow(images: Tensor, severity: int, gens: Generators) -> Tensor:
     pitch = max(1.5, size * scale(images))
     layer = normal(gens, [math.ceil((n - 1) / pitch) + 1 for n in (h, w)], images.device) * std + mean
     for axis, n in ((1, h), (2, w)):
-        layer = resample_axis(layer, torch.arange(n, dtype=torch.float64) / pitch, axis)
+        # From end to end, so that at a whole pitch the grid does not lie on the pixels, where nothing would be averaged.
+        layer = resample_axis(layer, torch.linspace(0, layer.shape[axis] - 1, n, dtype=torch.float64), axis)
     layer = torch.where(layer < floor, torch.zeros_like(layer), layer).clamp_(0, 1).unsqueeze(1)
     layer = streak(layer, radius, sigma, [draw_angle(g, -135, -45) for g in gens])
     white = torch.maximum(images, luma(images) * 1.5 + 0.5)
@@ -62,18 +63,18 @@ def snow(images: Tensor, severity: int, gens: Generators) -> Tensor:
 def _lattice_noise(lattice: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """Bilinear interpolation of a periodic lattice (b, G, G), G a power of two, at u, v (b, h, w) in cells."""
     b, size, _ = lattice.shape
-    flat = lattice.reshape(b, -1)
+    # One more row and column: all four neighbours are then the same index into a shifted view.
+    flat = F.pad(lattice.unsqueeze(1), (0, 1, 0, 1), mode="circular").view(b, -1)
     u0, v0 = u.floor(), v.floor()
     fu, fv = u - u0, v - v0
-    i, j = u0.long(), v0.long()
+    index = ((u0.long() & (size - 1)) * (size + 1) + (v0.long() & (size - 1))).view(b, -1)
 
     def at(di: int, dj: int) -> Tensor:
-        index = ((i + di) & (size - 1)) * size + ((j + dj) & (size - 1))
-        return flat.gather(1, index.view(b, -1)).view(u.shape)
+        return flat[:, di * (size + 1) + dj :].gather(1, index).view(u.shape)
 
-    low = at(0, 0) * (1 - fv) + at(0, 1) * fv
-    high = at(1, 0) * (1 - fv) + at(1, 1) * fv
-    return low * (1 - fu) + high * fu
+    low = at(0, 0).mul_(1 - fv).add_(at(0, 1).mul_(fv))
+    high = at(1, 0).mul_(1 - fv).add_(at(1, 1).mul_(fv))
+    return low.mul_(1 - fu).add_(high.mul_(fu))
 
 
 def frost_texture(gens: Generators, h: int, w: int, device: torch.device) -> Tensor:
@@ -92,28 +93,36 @@ def frost_texture(gens: Generators, h: int, w: int, device: torch.device) -> Ten
 
     row, column = pixel_grid(h, w, device)
     row, column = row + bend_y, column + bend_x
-    nearest = torch.full_like(row, math.inf)
-    dy, dx, sin, cos = (torch.zeros_like(row) for _ in range(4))
+    least = torch.full_like(row, math.inf)
+    nearest = torch.zeros_like(row)
+    closer = torch.empty_like(row)
     for k in range(centres.shape[1]):
-        y, x = row - centres[:, k, 0].view(-1, 1, 1), column - centres[:, k, 1].view(-1, 1, 1)
-        square = y * y + x * x
-        closer = square < nearest
-        nearest = torch.where(closer, square, nearest)
-        dy, dx = torch.where(closer, y, dy), torch.where(closer, x, dx)
-        sin = torch.where(closer, heading[:, k, 0].view(-1, 1, 1), sin)
-        cos = torch.where(closer, heading[:, k, 1].view(-1, 1, 1), cos)
+        square = (row - centres[:, k, 0].view(-1, 1, 1)).square_()
+        square += (column - centres[:, k, 1].view(-1, 1, 1)).square_()
+        torch.lt(square, least, out=closer)  # 0 or 1; k rises, so the last that was closer is the largest
+        torch.maximum(nearest, closer.mul_(k), out=nearest)
+        torch.minimum(least, square, out=least)
+    grain = nearest.long().view(len(gens), -1)
+
+    def of_grain(values: Tensor) -> Tensor:  # (b, 24) -> (b, h, w)
+        return values.gather(1, grain).view(row.shape)
+
+    dy, dx = row - of_grain(centres[..., 0]), column - of_grain(centres[..., 1])
+    sin, cos = of_grain(heading[..., 0]), of_grain(heading[..., 1])
 
     half, root = 0.5, math.sqrt(0.75)  # cosine and sine of 60 degrees
     branch_cos, branch_sin = cos * half - sin * root, sin * half + cos * root
     texture = thick * 0.1 + 0.15
+    cover = (thick * 0.25 + 0.75).clamp_(0.25, 1.3)
     for layer, (c, s, length, width, strength) in enumerate(
         ((cos, sin, 70, 6, 0.42), (cos, sin, 30, 2.5, 0.3), (branch_cos, branch_sin, 18, 3, 0.34))
     ):
         along, across = max(length * unit, 4.0), max(width * unit, 1.3)
-        noise = _lattice_noise(lattices[:, layer], (dx * c + dy * s) / along, (dy * c - dx * s) / across)
-        ridge = 1 - (noise * 2 - 1).abs_()
-        ridge = ridge * ridge
-        texture = texture + (ridge * ridge) * (thick * 0.25 + 0.75).clamp_(0.25, 1.3) * strength
+        u = (dx * c).add_(dy * s).div_(along)
+        v = (dy * c).sub_(dx * s).div_(across)
+        ridge = _lattice_noise(lattices[:, layer], u, v).mul_(2).sub_(1).abs_().neg_().add_(1)
+        ridge.square_().square_()
+        texture += ridge.mul_(cover).mul_(strength)
     return texture.clamp_(0, 1)
 
 

@@ -1,0 +1,134 @@
+"""The command that measures what models cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from robustkpca.cli.app import Device, Lambda, app, choice, out, pick_device, print_table
+from robustkpca.cli.models import Checkpoint, Checkpointing, Compile, Dtype, ImageSize, Iterations, Model, classifiers
+from robustkpca.errors import SpecError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from robustkpca.models import Classifier
+    from robustkpca.profiling import Cost
+
+
+@app.command()
+def profile(
+    model: Model = None,
+    checkpoint: Checkpoint = None,
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Annotated[
+        list[str] | None, typer.Option(help="RPC-Attention: first, all, or numbers such as 1,3. Repeat to compare.")
+    ] = None,
+    img_size: ImageSize = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds, of which the median is taken.")] = 10,
+    dtype: Dtype = "float32",
+    compiled: Compile = False,
+    checkpointed: Checkpointing = False,
+    device: Device = "auto",
+    out_file: Annotated[Path | None, typer.Option("--out", help="Also write the table: .csv or .md.")] = None,
+) -> None:
+    """Parameters, operations, time and memory of models, beside the first of them. Names with a size need no weights."""
+    import torch
+
+    from robustkpca import profiling
+    from robustkpca.models import DTYPES, Classifier, Unusable
+
+    if out_file is not None and out_file.suffix not in (".csv", ".md"):
+        raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
+    if not model:
+        raise SpecError("--model: expected at least one, e.g. symvit-tiny; see `robustkpca models`")
+    where = pick_device(device)
+    choice("--dtype", dtype, tuple(DTYPES))
+    if checkpoint:
+        places = layers[0] if layers else None
+        made = classifiers(
+            model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size, classes=None, weights="raw"
+        )  # fmt: skip
+    else:
+        made = [*_untrained(model, iterations, lam, layers, img_size)]
+    way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
+    found = [m.to(torch.device(where)).variant(**way) for m in made if isinstance(m, Classifier)]
+    if unusable := [m.reason for m in made if isinstance(m, Unusable)]:
+        raise SpecError(unusable[0])
+    costs = profiling.profile(found, batch_size=batch_size, repeats=repeats)
+    table = costs_table(costs)
+    notes = [
+        f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; gradient: forward and backward pass to "
+        "the pixels, parameters frozen. Memory of the whole batch: peak beyond the weights. Second figure: ratio to the first model.",
+        profiling.machine(torch.device(where))
+        + f"; {dtype}{', compiled' if compiled else ''}{', blocks checkpointed' if checkpointed else ''}.",
+    ]
+    print_table("Cost", table, notes)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        out_file.write_text(_written(costs, table, notes, out_file.suffix), encoding="utf-8")
+        out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def costs_table(costs: list[Cost]) -> pd.DataFrame:
+    """Cells of text, one row a model."""
+    import pandas as pd
+
+    first = costs[0]
+    rows = {
+        cost.title: {
+            "parameters": f"{cost.parameters / 1e6:.2f} M",
+            "GFLOP": _beside(cost.flops / 1e9, cost.flops / first.flops),
+            "forward ms": _beside(cost.forward_ms, cost.forward_ms / first.forward_ms),
+            "gradient ms": _beside(cost.gradient_ms, cost.gradient_ms / first.gradient_ms),
+            "forward MiB": _beside(cost.forward_bytes / 2**20, cost.forward_bytes / first.forward_bytes),
+            "gradient MiB": _beside(cost.gradient_bytes / 2**20, cost.gradient_bytes / first.gradient_bytes),
+        }
+        for cost in costs
+    }
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table.index.name = "model"
+    return table
+
+
+def _beside(figure: float, ratio: float) -> str:
+    return f"{figure:.3g} ({ratio:.2f})"
+
+
+def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: str) -> str:
+    import pandas as pd
+
+    from robustkpca.document import Heading, Paragraph, Table, to_markdown
+
+    if suffix == ".csv":
+        return pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+    return to_markdown([Heading("Cost", 1), Table(table), *map(Paragraph, notes)], "")
+
+
+def _untrained(
+    names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
+) -> list[Classifier]:
+    """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
+    from robustkpca.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.profiling import untrained
+    from robustkpca.settings import RPCSettings, parse_iterations, parse_layers, split_name
+
+    found: list[Classifier] = []
+    for name in names:
+        if name in EMBEDDED:
+            found.append(load_classifier(name))
+        elif not split_name(name)[0].startswith("rpc-"):
+            found.append(untrained(name, img_size=img_size or 224))
+        elif iterations is None or lam is None:
+            raise SpecError(f"model {name}: expected --iterations and --lambda")
+        else:
+            for place in layers or ["first"]:
+                for count in parse_iterations(iterations):
+                    settings = {"iterations": count, "lambda": lam, "layers": parse_layers(place)}
+                    rpc = RPCSettings.parse(settings, "RPC settings")
+                    found.append(untrained(name, rpc=rpc, img_size=img_size or 224))
+    return found
