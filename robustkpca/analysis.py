@@ -19,7 +19,14 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from robustkpca import kpca
-from robustkpca.attention import RPCAttention, SymmetricAttention
+from robustkpca.attention import (
+    AlphaScaledAttention,
+    AsymmetricAttention,
+    MultiHeadAttention,
+    RPCAttention,
+    ScaledAttention,
+    SymmetricAttention,
+)
 from robustkpca.datasets import Samples
 from robustkpca.errors import SpecError, unknown
 from robustkpca.models import Classifier
@@ -39,33 +46,39 @@ class Heads:
         return kpca.spectrum(kpca.centred_gram(self.k))
 
 
-def _asymmetric(module: Any, x: Tensor) -> Heads:
-    """`qkv` of 3 * dim rows, norms of queries and keys where the layer has them."""
+def _of_timm(module: Any, x: Tensor) -> Heads:
+    """timm's own attention, with norms of queries and keys where the layer has them."""
     batch, tokens, _ = x.shape
     q, k, v = module.qkv(x).reshape(batch, tokens, 3, module.num_heads, module.head_dim).permute(2, 0, 3, 1, 4).unbind()
-    same = nn.Identity()
-    return Heads(getattr(module, "q_norm", same)(q), getattr(module, "k_norm", same)(k), v)
+    return Heads(module.q_norm(q), module.k_norm(k), v)
 
 
-def _symmetric(module: Any, x: Tensor) -> Heads:
-    """`qkv` of 2 * dim rows: the keys are the queries."""
-    batch, tokens, _ = x.shape
-    k, v = module.qkv(x).reshape(batch, tokens, 2, module.num_heads, module.head_dim).permute(2, 0, 3, 1, 4).unbind()
-    return Heads(k, k, v)
+def _plain(module: MultiHeadAttention, x: Tensor) -> Heads:
+    q, k, v = module.split(x)
+    return Heads(k if q is None else q, k, v)
 
 
-def _pursued(module: Any, x: Tensor, *, gradients: bool = True) -> Heads:
-    """PAP's output is softmax(K' K'^T / sqrt(D)) V with K' = K - S - Y/mu of the last iteration: those are queries and keys."""
-    raw = _symmetric(module, x)
-    trace = kpca.pursuit_trace(raw.k, raw.v, iterations=module.iterations, lam=module.lam, gradients=gradients)
-    return Heads(trace.keys, trace.keys, raw.v, trace)
+def _scaled(module: ScaledAttention, x: Tensor) -> Heads:
+    """Scaled Attention is attention to the values (I - S) V."""
+    heads = _plain(module, x)
+    return Heads(heads.q, heads.k, module.values(heads.k, heads.v))
+
+
+def _pursued(module: RPCAttention, x: Tensor, *, gradients: bool = True) -> Heads:
+    """PAP's output is softmax(K' K'^T / sqrt(D)) V with K' = K - S - Y/mu of the last iteration: those are keys, and queries where there are no others."""
+    q, k, v = module.split(x)
+    trace = kpca.pursuit_trace(k, v, q=q, iterations=module.iterations, lam=module.lam, gradients=gradients)
+    return Heads(trace.keys if q is None else q, trace.keys, v, trace)
 
 
 # By the very class: a subclass may attend otherwise.
 EXTRACTORS: dict[type[nn.Module], Callable[[Any, Tensor], Heads]] = {
-    Attention: _asymmetric,
-    SymmetricAttention: _symmetric,
+    Attention: _of_timm,
+    AsymmetricAttention: _plain,
+    SymmetricAttention: _plain,
     RPCAttention: _pursued,
+    ScaledAttention: _scaled,
+    AlphaScaledAttention: _scaled,
 }
 
 # What an analysis finds: table -> quantity -> a number for each image and head, (B, H), and each row of the table, (B, H, R).

@@ -8,7 +8,7 @@ The functions are pure and take any float dtype and device; the modules hold the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ class _SymmetricWithGradient(torch.autograd.Function):
     """softmax(K K^T / sqrt(D)) V with its backward by hand, for the CPU, where the fused kernel recomputes the weights.
 
     With P the weights and G the gradient of the output: dV = P^T G, dS = P * (G V^T - rowsum(G * O)), and since K stands on both
-    sides of its product, dK = (dS + dS^T) K / sqrt(D): three products where autograd does four.
+    sides of its product, dK = (dS + dS^T) K / sqrt(D): three products where autograd does four. (M, N, D) twice -> (M, N, D).
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, k: Tensor, v: Tensor) -> Tensor:
-        weights = torch.matmul(k * k.shape[-1] ** -0.5, k.transpose(-2, -1)).softmax(-1)
+        weights = _scaled_product(k, k.mT, k).softmax(-1)
         out = weights @ v
         ctx.save_for_backward(k, v, weights, out)
         return out
@@ -35,26 +35,31 @@ class _SymmetricWithGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         k, v, weights, out = ctx.saved_tensors
         inner = (gradient * out).sum(-1, keepdim=True)
-        scores = torch.matmul(gradient, v.transpose(-2, -1)).sub_(inner).mul_(weights)
-        scores = (scores + scores.transpose(-2, -1)).mul_(k.shape[-1] ** -0.5)
-        return scores @ k, weights.transpose(-2, -1) @ gradient
+        scores = torch.bmm(gradient, v.mT).sub_(inner).mul_(weights)
+        return _scaled_product(scores + scores.mT, k, k), weights.mT @ gradient
+
+
+def _scaled_product(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    """A B / sqrt(D) in one go, D the width of the keys."""
+    return torch.baddbmm(k.new_empty(()), a, b, beta=0, alpha=k.shape[-1] ** -0.5)
 
 
 class _Clip(torch.autograd.Function):
-    """clamp(x, -t, t) for a t of size one in the last two dimensions; its backward keeps one mask instead of six comparisons."""
+    """clamp(x, -t, t) for a t > 0 of size one in the last two dimensions, from whose result alone its backward reads what was clipped."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, t: Tensor) -> Tensor:
-        out = torch.clamp(x, -t, t)
-        ctx.save_for_backward(out, x.abs() <= t)
+        out = torch.minimum(torch.maximum(x, -t), t)  # on the CPU faster than clamp with tensors as bounds
+        ctx.save_for_backward(out, t)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        out, inside = ctx.saved_tensors
-        through = gradient * inside
-        return through, ((gradient - through) * out.sign()).sum(dim=(-2, -1), keepdim=True)
+        out, t = ctx.saved_tensors
+        side = (out / t).trunc_()  # 1 or -1 where x was clipped, else 0
+        outside = gradient * side
+        return torch.addcmul(gradient, outside, side, value=-1), outside.sum(dim=(-2, -1), keepdim=True)
 
 
 def symmetric_attention(
@@ -66,10 +71,30 @@ def symmetric_attention(
     `torch.nn.functional.scaled_dot_product_attention`; `dropout` is the probability of dropping an attention weight.
     Fused attention, but for gradients on the CPU.
     """
-    plain = attn_mask is None and not is_causal and dropout == 0.0
-    if plain and k.device.type == "cpu" and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-        return _SymmetricWithGradient.apply(k, v)
+    if _by_hand(k, v, attn_mask, is_causal, dropout):
+        return _SymmetricWithGradient.apply(k.flatten(0, 1), v.flatten(0, 1)).unflatten(0, k.shape[:2])
     return F.scaled_dot_product_attention(k, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout)
+
+
+def attention(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(Q K^T / sqrt(D)) V, (B, H, N, D) each; `symmetric_attention` where q is None."""
+    if q is None:
+        return symmetric_attention(k, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout)
+
+
+def _by_hand(k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float) -> bool:
+    """Whether the backward pass is the one by hand."""
+    plain = attn_mask is None and not is_causal and dropout == 0.0
+    return plain and k.device.type == "cpu" and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)
 
 
 # clamp(x, -t, t) = x - S with the gradient of `principal_attention`'s modes.
@@ -97,6 +122,7 @@ def principal_attention(
     k: Tensor,
     v: Tensor,
     *,
+    q: Tensor | None = None,
     iterations: int,
     lam: float,
     attn_mask: Tensor | None = None,
@@ -112,34 +138,38 @@ def principal_attention(
     K - S - w = L + c - 2 w, the update w + K - L' - S is L - L' + c, and S itself is never formed. Gradients flow through
     every iteration, mu included.
 
-    k, v: (B, H, N, D), any float dtype. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only. `gradient` changes the
+    k, v: (B, H, N, D), any float dtype. With queries `q` of the same shape the attention is softmax(Q K'^T / sqrt(D)) V: PAP acts on the keys, the
+    queries are kept. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only. `gradient` changes the
     backward pass alone, for attacks: `constant-sparse` holds S and mu constant (dS = 0), `straight-through` gives the soft threshold the
     derivative of the identity (dS = d(K - L + w); BPDA, Athalye et al. 2018, arXiv 1802.00420), which leaves the way through the values. The
     true derivative of the threshold is 0 where it is not passed and 1 where it is, so the two stand on either side of it. Returns L after the last iteration, (B, H, N, D).
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
-    threshold = (lam * penalty(k)).to(k.dtype)
-    low: Tensor | None = None  # L; the first iteration needs no zeros
-    w: Tensor | None = None  # Y / mu
-    for step in range(1, iterations + 1):
-        last = step == iterations
-        residual = k if low is None or w is None else k - low + w
-        clipped = _CLIPS[gradient](residual, threshold)
-        keys = clipped if low is None or w is None else low + clipped - 2 * w
-        new = symmetric_attention(keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
-        if last:
-            return new
-        w = clipped - new if low is None else low - new + clipped
-        low = new
-    raise AssertionError("unreachable")
+
+    def attend(keys: Tensor, last: bool) -> Tensor:
+        return attention(q, keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
+
+    if q is None and _by_hand(k, v, attn_mask, is_causal, dropout):
+        k, v = k.contiguous(), v.contiguous()  # as L is then: otherwise each iteration copies
+    clip, threshold = _CLIPS[gradient], (lam * penalty(k)).to(k.dtype)
+    both = clip(k, threshold)  # L + c; L and w are 0 at first
+    low = attend(both, last=iterations == 1)
+    for step in range(2, iterations + 1):
+        w = both - low
+        both = low + clip((k - low).add_(w), threshold)
+        low = attend(torch.sub(both, w, alpha=2), last=step == iterations)
+    return low
 
 
-class SymmetricAttention(nn.Module):
-    """Multi-head symmetric attention, a drop-in `attn_layer` of timm's VisionTransformer.
+class MultiHeadAttention(nn.Module):
+    """Base of our attentions, drop-in `attn_layer`s of timm's VisionTransformer: two linear layers around `attend`.
 
-    One linear layer `qkv` of 2 * dim rows gives keys, then values; parameter names are timm's. (B, N, dim) -> (B, N, dim).
+    `qkv` gives `parts` tensors of width dim: queries, keys and values (3), or keys and values (2). Parameter names are timm's.
+    (B, N, dim) -> (B, N, dim).
     """
+
+    parts = 3
 
     def __init__(
         self,
@@ -159,44 +189,64 @@ class SymmetricAttention(nn.Module):
         if dim % num_heads:
             raise ValueError(f"expected a width divisible by the number of heads, got {dim} and {num_heads}")
         if qk_norm or scale_norm:
-            raise ValueError("symmetric attention is defined without qk_norm and scale_norm")
+            raise ValueError(f"{type(self).__name__} is defined without qk_norm and scale_norm")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.qkv = nn.Linear(dim, 2 * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.qkv = nn.Linear(dim, self.parts * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def attend(self, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
-        """(B, H, N, D) keys and values to (B, H, N, D)."""
-        return symmetric_attention(k, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout)
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        batch, tokens, dim = x.shape
-        k, v = self.qkv(x).reshape(batch, tokens, 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        out = self.attend(k, v, attn_mask, is_causal, self.attn_drop.p if self.training else 0.0)
-        return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, dim)))
-
-
-class RPCAttention(SymmetricAttention):
-    """Symmetric attention computed by PAP: the same parameters, with `iterations` (n) and `lam` (lambda) as settings."""
-
-    iterations: int
-    lam: float
-
     @classmethod
-    def of(cls, attention: SymmetricAttention, *, iterations: int, lam: float) -> RPCAttention:
-        """RPC-Attention over the very parameters of `attention` (shared, not copied)."""
-        new = cls(attention.num_heads * attention.head_dim, attention.num_heads, device="meta")
-        new.qkv, new.proj = attention.qkv, attention.proj
+    def of(cls, attention: MultiHeadAttention, **settings: Any) -> Self:
+        """Attention of this class over the very parameters of `attention` (shared, not copied)."""
+        new = cls(attention.num_heads * attention.head_dim, attention.num_heads, device="meta", **settings)
+        new.parts, new.qkv, new.proj = attention.parts, attention.qkv, attention.proj
         new.attn_drop, new.proj_drop = attention.attn_drop, attention.proj_drop
-        new.iterations, new.lam = iterations, lam
         return new.train(attention.training)
 
-    def attend(self, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
+    def attend(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
+        """(B, H, N, D) queries (None where the keys are the queries), keys and values to (B, H, N, D)."""
+        return attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout)
+
+    def split(self, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Queries (None where there are none), keys and values of (B, N, dim), (B, H, N, D) each."""
+        batch, tokens, _ = x.shape
+        heads = self.qkv(x).reshape(batch, tokens, self.parts, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        *q, k, v = heads.unbind(0)
+        return q[0] if q else None, k, v
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        out = self.attend(*self.split(x), attn_mask, is_causal, self.attn_drop.p if self.training else 0.0)
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+
+
+class AsymmetricAttention(MultiHeadAttention):
+    """softmax(Q K^T / sqrt(D)) V, as timm's own, for models some of whose layers run PAP."""
+
+
+class SymmetricAttention(MultiHeadAttention):
+    """softmax(K K^T / sqrt(D)) V: the keys are the queries."""
+
+    parts = 2
+
+
+class RPCAttention(MultiHeadAttention):
+    """Attention computed by PAP: the parameters of symmetric or asymmetric attention, with `iterations` (n) and `lam` (lambda) as settings."""
+
+    def __init__(self, dim: int, num_heads: int = 8, *, iterations: int, lam: float, **rest: Any) -> None:
+        super().__init__(dim, num_heads, **rest)
+        self.iterations, self.lam = iterations, lam
+
+    def attend(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
         return principal_attention(
             k,
             v,
+            q=q,
             iterations=self.iterations,
             lam=self.lam,
             attn_mask=attn_mask,
@@ -206,3 +256,51 @@ class RPCAttention(SymmetricAttention):
 
     def extra_repr(self) -> str:
         return f"iterations={self.iterations}, lam={self.lam}"
+
+
+class ScaledAttention(MultiHeadAttention):
+    """Scaled Attention S: softmax(Q K^T / sqrt(D)) (I - S) V, S a learned (H, N, N) that starts at 0. `tokens` is N, which is then fixed."""
+
+    def __init__(self, dim: int, num_heads: int = 8, *, tokens: int, **rest: Any) -> None:
+        super().__init__(dim, num_heads, **rest)
+        self.S = nn.Parameter(torch.zeros(num_heads, tokens, tokens, dtype=rest.get("dtype")))
+
+    def values(self, k: Tensor, v: Tensor) -> Tensor:
+        """(I - S) V."""
+        return v - self.S @ v
+
+    def attend(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
+        return _scaled(self, q, k, v, attn_mask, is_causal, dropout)
+
+
+class AlphaScaledAttention(MultiHeadAttention):
+    """Scaled Attention alpha x Asym: S = s softmax(K K^T / sqrt(D)), s a learned number that starts at 0."""
+
+    def __init__(self, dim: int, num_heads: int = 8, **rest: Any) -> None:
+        super().__init__(dim, num_heads, **rest)
+        self.s = nn.Parameter(torch.zeros((), dtype=rest.get("dtype")))
+
+    def values(self, k: Tensor, v: Tensor) -> Tensor:
+        """(I - S) V."""
+        return v - self.s * symmetric_attention(k, v)
+
+    def attend(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
+        return _scaled(self, q, k, v, attn_mask, is_causal, dropout)
+
+
+def _scaled(
+    module: ScaledAttention | AlphaScaledAttention,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    dropout: float,
+) -> Tensor:
+    if attn_mask is not None or is_causal:
+        raise ValueError(f"{type(module).__name__} is defined without masks")
+    return attention(q, k, module.values(k, v), dropout=dropout)

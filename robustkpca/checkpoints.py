@@ -23,9 +23,11 @@ from robustkpca.settings import (
     CLASS_LISTS,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    PURSUING,
     SIZES,
     ModelSettings,
     RPCSettings,
+    alike,
     split_name,
 )
 from robustkpca.weights import RECORD_KEY, Weights, Which, read
@@ -72,7 +74,7 @@ def load_classifier(
 ) -> Classifier:
     """A classifier by name, by file, or both.
 
-    `model`: an embedded model (EMBEDDED), `vit|symvit|rpc-symvit[-tiny|-small|-base]` with a `checkpoint`, or what timm resolves,
+    `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a `checkpoint`, or what timm resolves,
     `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given). `weights` chooses between a file's raw and EMA
     weights. `iterations`, `lam` and `layers` complete or override the RPC settings of the file. `img_size` other than the file's
     resamples the position embeddings. `classes` names the logits where the file does not. Loading is strict. What was done to
@@ -83,7 +85,7 @@ def load_classifier(
     overrides = {k: v for k, v in (("iterations", iterations), ("lambda", lam), ("layers", layers)) if v is not None}
     if model is not None and model.startswith(TIMM):
         if overrides:
-            raise SpecError(f"{', '.join(overrides)}: settings of rpc-symvit, but the model is {model}")
+            raise SpecError(f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
         return _load_timm(model, checkpoint, weights, img_size, classes).to(device)
     if checkpoint is None:
         assert model is not None
@@ -137,7 +139,7 @@ def complete_settings(
     if own:
         known = dict(own.get("rpc") or {})
         if family is not None and family != own["family"]:
-            if "vit" in (family, own["family"]):
+            if not alike(family, own["family"]):
                 raise CheckpointError(f"{about}: expected {family}, got the weights of a {own['family']}")
             own = {**own, "family": family}
         family = own["family"]
@@ -148,14 +150,16 @@ def complete_settings(
             known["layers"] = "first" if layer == 0 else (layer + 1,)
         family = family or "rpc-symvit"
     rpc = None
-    if family == "rpc-symvit":
+    if family in PURSUING:
         merged = {"layers": "first", **known, **overrides}
         missing = [f"--{key}" for key in ("iterations", "lambda", "layers") if merged.get(key) is None]
         if missing:
             raise CheckpointError(f"{about}: the file does not say how RPC-Attention runs; say {' and '.join(missing)}")
         rpc = RPCSettings.parse(merged, "RPC settings")
     elif overrides and family is not None:
-        raise SpecError(f"{', '.join(overrides)}: settings of rpc-symvit, but {about} is used as {family}")
+        raise SpecError(
+            f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {family}"
+        )
     if own:
         return ModelSettings.parse({**own, "rpc": rpc, **({"classes": classes} if classes else {})}, about)
     return _infer_settings(file, family, rpc, heads, classes, about)
@@ -186,7 +190,8 @@ def _infer_settings(
             f"it has {', '.join(list(state)[:5])}, ..."
         ) from None
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
-    found = "vit" if qkv == 3 * width else "symvit"
+    scaled = {"blocks.0.attn.S": "scaled-vit", "blocks.0.attn.s": "scaled-vit-alpha"}
+    found = next((name for key, name in scaled.items() if key in state), "vit" if qkv == 3 * width else "symvit")
     if family is None:
         family = found
         if found == "symvit":
@@ -195,7 +200,7 @@ def _infer_settings(
                     f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model"
                 )
             family = "rpc-symvit" if args["robust"] else "symvit"
-    elif (family == "vit") != (found == "vit"):
+    elif not alike(family, found):
         raise CheckpointError(
             f"{about}: expected {family}, got the weights of a {found} (qkv has {qkv} rows, width {width})"
         )

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from robustkpca.attention import penalty, symmetric_attention
+from robustkpca.attention import attention, penalty
 
 
 class Scaled(NamedTuple):
@@ -205,12 +205,19 @@ def gamma_spread(values: Tensor, kept: Tensor) -> Spread:
 
 
 def pursuit_trace(
-    k: Tensor, v: Tensor, *, iterations: int, lam: float, gradients: bool = True, seed: int = 0
+    k: Tensor,
+    v: Tensor,
+    *,
+    q: Tensor | None = None,
+    iterations: int,
+    lam: float,
+    gradients: bool = True,
+    seed: int = 0,
 ) -> Pursuit:
     """Principal attention pursuit (section 3, algorithm PAP) with a record of every iteration, in float64.
 
     The same iteration as `robustkpca.attention.principal_attention`, S kept: S = soft_threshold(K - L + Y/mu, lambda * mu), keys K - S - Y/mu,
-    L = softmax attention of those keys, then Y/mu grows by K - L - S; the residual is that of the new L.
+    L = softmax attention of those keys (and of the queries `q`, where they are others), then Y/mu grows by K - L - S; the residual is that of the new L.
 
     `gradient` of iteration t is the norm of d<R, L_t>/dK through all t iterations, mu included, per image and head; R has entries of one
     size with random signs (drawn with `seed`, the same for every image) and norm one. Its mean square over draws is ||dL_t/dK||_F^2 / (N D), so
@@ -219,6 +226,7 @@ def pursuit_trace(
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
     k, v = k.detach().double(), v.detach().double()
+    q = None if q is None else q.detach().double()
     batch, heads, tokens, dim = k.shape
     tiny = torch.finfo(k.dtype).tiny
     norm, total = k.norm(dim=(-2, -1)).clamp_min(tiny), k.abs().sum((-2, -1))
@@ -236,7 +244,7 @@ def pursuit_trace(
             inner = k - low + w
             sparse = inner - torch.clamp(inner, -threshold, threshold)
             keys = k - sparse - w
-            low = symmetric_attention(keys, v)
+            low = attention(q, keys, v)
             gap = k - low - sparse
             w = w + gap
             size = sparse.detach().abs().sum((-2, -1))

@@ -14,11 +14,31 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from robustkpca.attention import RPCAttention, SymmetricAttention
+from robustkpca.attention import (
+    AlphaScaledAttention,
+    AsymmetricAttention,
+    MultiHeadAttention,
+    RPCAttention,
+    ScaledAttention,
+    SymmetricAttention,
+)
 from robustkpca.errors import CheckpointError, SpecError, unknown
 from robustkpca.settings import ModelSettings
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+# What the layers of each family compute, before those of SCALED are scaled and those that the RPC settings name run PAP.
+ATTENTION: dict[str, Any] = {
+    "vit": timm.layers.Attention,
+    "symvit": SymmetricAttention,
+    "rpc-symvit": SymmetricAttention,
+    "rpc-vit": AsymmetricAttention,
+    "scaled-vit": AsymmetricAttention,
+    "scaled-vit-alpha": AsymmetricAttention,
+}
+SCALED: dict[str, Any] = {
+    "scaled-vit": lambda attention, tokens: ScaledAttention.of(attention, tokens=tokens),
+    "scaled-vit-alpha": lambda attention, tokens: AlphaScaledAttention.of(attention),
+}
 _BLOCK = 4  # images; see Classifier.logits_of_normalized
 
 
@@ -32,7 +52,6 @@ def build_network(settings: ModelSettings) -> nn.Module:
             )
         return timm.create_model(name, num_classes=settings.num_classes)
     assert settings.patch_size and settings.width and settings.depth and settings.heads  # ModelSettings sees to it
-    attention: dict[str, Any] = {} if settings.family == "vit" else {"attn_layer": SymmetricAttention}
     network = VisionTransformer(
         img_size=settings.preprocessing.img_size,
         patch_size=settings.patch_size,
@@ -43,11 +62,15 @@ def build_network(settings: ModelSettings) -> nn.Module:
         num_heads=settings.heads,
         qkv_bias=True,
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        **attention,
+        attn_layer=ATTENTION[settings.family],
     )
+    blocks: list[Any] = list(network.blocks)
+    if settings.family in SCALED:
+        for block in blocks:
+            block.attn = SCALED[settings.family](block.attn, network.patch_embed.num_patches + 1)
     if settings.rpc:
-        for i in settings.rpc.indices(len(network.blocks)):
-            block: Any = network.blocks[i]
+        for i in settings.rpc.indices(len(blocks)):
+            block = blocks[i]
             block.attn = RPCAttention.of(block.attn, iterations=settings.rpc.iterations, lam=settings.rpc.lam)
     return network
 
@@ -188,8 +211,9 @@ class Classifier(nn.Module):
         """How attention is computed, for the receipt: kernels round differently."""
         modules = list(self.network.modules())
         compiled = ", compiled" if self.compiled else ""
-        if any(isinstance(m, SymmetricAttention) for m in modules):
-            return f"fused{', gradients by hand' if self.device.type == 'cpu' else ''}{compiled}"
+        if ours := [m.parts for m in modules if isinstance(m, MultiHeadAttention)]:
+            symmetric = 2 in ours
+            return f"fused{', gradients by hand' if symmetric and self.device.type == 'cpu' else ''}{compiled}"
         fused = {bool(m.fused_attn) for m in modules if hasattr(m, "fused_attn")}
         kernel = {(): "none", (True,): "fused", (False,): "not fused"}.get(tuple(fused), "fused in part")
         return f"{kernel}{compiled}"

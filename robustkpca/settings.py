@@ -16,7 +16,17 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "small": (384, 12, 6),
     "base": (768, 12, 12),
 }
-FAMILIES: dict[str, str] = {"vit": "ViT", "symvit": "SymViT", "rpc-symvit": "RPC-SymViT"}
+FAMILIES: dict[str, str] = {
+    "vit": "ViT",
+    "symvit": "SymViT",
+    "rpc-symvit": "RPC-SymViT",
+    "rpc-vit": "RPC-ViT",
+    "scaled-vit": "Scaled ViT",
+    "scaled-vit-alpha": "Scaled ViT-alpha",
+}
+PURSUING = ("rpc-symvit", "rpc-vit")  # families with RPC-Attention
+# Families of the same parameters, which a file of weights alone cannot tell apart.
+ALIKE: tuple[tuple[str, ...], ...] = (("symvit", "rpc-symvit"), ("vit", "rpc-vit"))
 _ELSEWHERE = ("timm:", "hf-hub:", "own:")  # families whose shape is not in the settings
 # Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
 CLASS_LISTS: dict[int, str] = {
@@ -158,9 +168,9 @@ class ModelSettings(Frozen):
             raise ValueError("expected patch_size, width, depth and heads")
         if self.width and self.heads and self.width % self.heads:
             raise ValueError(f"expected heads that divide the width {self.width}, got {self.heads}")
-        if self.family == "rpc-symvit" and self.rpc is None:
+        if self.family in PURSUING and self.rpc is None:
             raise ValueError("expected rpc settings: iterations, lambda and layers")
-        if self.family != "rpc-symvit" and self.rpc is not None:
+        if self.family not in PURSUING and self.rpc is not None:
             raise ValueError(f"rpc settings do not belong to {self.family}")
         return self
 
@@ -184,6 +194,11 @@ class ModelSettings(Frozen):
             return self.family.removeprefix("timm:").removeprefix("own:")
         size = self.size or f"w{self.width}d{self.depth}h{self.heads}"
         return f"{FAMILIES[self.family]}-{size}" + (f" ({self.rpc.label})" if self.rpc else "")
+
+
+def alike(a: str, b: str) -> bool:
+    """Whether the weights of one family are those of the other."""
+    return a == b or any({a, b} == set(pair) for pair in ALIKE)
 
 
 def split_name(name: str) -> tuple[str, str | None]:

@@ -187,7 +187,7 @@ class WindowAttention(nn.Module):
 
 def test_what_cannot_be_analysed_is_refused_by_name(noise, linear):
     with pytest.raises(
-        SpecError, match=r"analyze needs one of Attention, .*SymmetricAttention; attention in oracle: none"
+        SpecError, match=r"analyze needs one of AlphaScaledAttention, .*SymmetricAttention; attention in oracle: none"
     ):
         analyze(linear, noise)
     with pytest.raises(SpecError, match="attention in swin: WindowAttention"):
@@ -227,7 +227,7 @@ def test_a_class_of_attention_is_registered_in_one_line(noise, monkeypatch):
     network = nn.Sequential(nn.Flatten(1, 2), Special(28, num_heads=2), nn.Flatten(1), nn.Linear(784, 2))
     with pytest.raises(SpecError, match="analyze needs"):
         analyze(classifier_of(network, 2), noise)
-    monkeypatch.setitem(EXTRACTORS, Special, analysis._symmetric)
+    monkeypatch.setitem(EXTRACTORS, Special, analysis._plain)
     assert analyze(classifier_of(network, 2), noise.take(np.arange(2))).layers == [("1", "Special")]
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from robustkpca import methods
-from robustkpca.datasets import ArraySamples
+from robustkpca.checkpoints import load_classifier
+from robustkpca.datasets import ArraySamples, load_samples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation import evaluate
 from robustkpca.own_attacks import SparseL1Descent, project_l1
-from robustkpca.spec import Cell, load_suite, parse_eps, suite_names
+from robustkpca.spec import Cell, Suite, load_suite, parse_eps, suite_names
 from tests.conftest import classifier_of, linear_accuracy, tiny
 from tests.test_methods import images_of, run
 
@@ -88,6 +89,23 @@ def test_noise_is_uniform_and_flips_nobody_far_from_the_boundary(linear, linear_
     assert moved.abs().max() <= 8 + 1e-4
     assert moved.std() == pytest.approx(16 / 12**0.5, rel=0.02)
     assert (linear(noisy).argmax(1) == labels).double().mean() == linear_accuracy(0)
+
+
+def test_an_active_set_breaks_whatever_the_last_iterate_breaks():
+    classifier, samples = load_classifier("rpc-symvit"), load_samples("fashion-mnist", limit=40)
+    images, labels = images_of(samples, classifier), torch.from_numpy(samples.labels_for(classifier.settings))
+    active = load_suite("pgd-active")
+    parameters = {"steps": 20, "alpha": "0.15 eps", "random_start": True}
+    last = Suite.parse(
+        active.model_dump() | {"attack": [{"name": "last", "method": "PGD", "parameters": parameters}]}, "last"
+    )
+    for eps in active.budgets:
+        any_, end = (
+            classifier(run(classifier, images, labels, suite, eps, label="same starts")).argmax(1) == labels
+            for suite in (active, last)
+        )
+        assert not (any_ & ~end).any(), eps
+    assert 0 < any_.sum() < len(any_)
 
 
 def test_cw_finds_the_boundary_of_the_linear_oracle(linear, linear_samples):

@@ -36,7 +36,7 @@ def analyze(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME.",
+            help="Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, or timm:NAME.",
             show_default=False,
         ),
     ] = None,

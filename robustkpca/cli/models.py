@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     list[str] | None,
     typer.Option(
-        help="Embedded name, vit|symvit|rpc-symvit[-SIZE] with --checkpoint, or timm:NAME. Repeat to compare."
+        help="Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, or timm:NAME. Repeat to compare."
     ),
 ]
 Checkpoint = Annotated[

@@ -115,13 +115,13 @@ def _untrained(
     """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
     from robustkpca.checkpoints import EMBEDDED, load_classifier
     from robustkpca.profiling import untrained
-    from robustkpca.settings import RPCSettings, parse_iterations, parse_layers, split_name
+    from robustkpca.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
 
     found: list[Classifier] = []
     for name in names:
         if name in EMBEDDED:
             found.append(load_classifier(name))
-        elif not split_name(name)[0].startswith("rpc-"):
+        elif split_name(name)[0] not in PURSUING:
             found.append(untrained(name, img_size=img_size or 224))
         elif iterations is None or lam is None:
             raise SpecError(f"model {name}: expected --iterations and --lambda")
