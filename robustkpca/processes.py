@@ -177,7 +177,10 @@ class Peers:
         if self._store is None:
             return 0.0
         keys = [f"done/{rank}" for rank in range(self.here.world) if rank != self.here.rank]
-        return sum(float(self._store.get(key)) for key in keys if self._store.check([key]))
+        try:
+            return sum(float(self._store.get(key)) for key in keys if self._store.check([key]))
+        except RuntimeError:  # the store is gone, which `end` will say
+            return 0.0
 
     def _beats(self) -> None:
         while not self._stopped.wait(BEAT):

@@ -136,7 +136,8 @@ def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, A
         raise CheckpointError(f"{about}: cannot read it, torn or half downloaded? ({reason})") from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{about}: expected a dict of weights, got {type(content).__name__}")
-    return content, {}
+    record = content.get(RECORD_KEY)  # in the states that `train` keeps
+    return content, json.loads(record) if isinstance(record, str) else {}
 
 
 def _choose(content: Mapping[str, Any], which: Which, about: str) -> tuple[dict[str, Tensor], str]:

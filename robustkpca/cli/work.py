@@ -1,4 +1,4 @@
-"""Commands that compute: eval, bench, train."""
+"""Commands that compute: eval, diagnose, bench."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from robustkpca.cli.app import (
     out,
     pick_device,
     print_table,
-    progress_bar,
     show_run,
 )
 from robustkpca.cli.models import (
@@ -40,6 +39,7 @@ from robustkpca.cli.models import (
     Weights,
     Workers,
     classifiers,
+    repeatable,
     start,
     watched,
 )
@@ -90,6 +90,12 @@ def evaluate(
     ] = False,
     seed: Seed = 0,
     device: Device = "auto",
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic", help="On CUDA too the same bits every time; an operation that cannot is named."
+        ),
+    ] = False,
     out_dir: OutFolder = None,
 ) -> None:
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
@@ -118,7 +124,8 @@ def evaluate(
         checkpointed=checkpointed,
     )
     plan = Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax, force=force)
-    run = start(plan, where, out_dir, workers, cache, cache_limit)
+    with repeatable(deterministic):
+        run = start(plan, where, out_dir, workers, cache, cache_limit)
     healthy = show_run(run)
     out.print(
         f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)",
@@ -260,61 +267,3 @@ def bench(
         out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
     if any(status.text != "complete" for run in runs for status in run.statuses):
         raise typer.Exit(1)
-
-
-@app.command()
-def train(
-    model: Annotated[
-        str, typer.Option(help="vit, symvit or rpc-symvit, with -micro (default), -tiny, -small or -base.")
-    ],
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist:DIR or folder:DIR.")],
-    out_file: Annotated[Path, typer.Option("--out", help="Checkpoint to write (.safetensors).")],
-    iterations: Annotated[int | None, typer.Option(help="RPC-Attention: iterations n of PAP.")] = None,
-    lam: Lambda = None,
-    layers: Layers = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate, instead of the recipe's.")] = None,
-    patch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Side to which images are brought.")] = None,
-    limit: Limit = None,
-    holdout: Annotated[int, typer.Option(help="Keep N images out and score them after each epoch.")] = 0,
-    seed: Seed = 0,
-    device: Device = "auto",
-) -> None:
-    """Train a model with a fixed recipe; the checkpoint carries all that eval needs."""
-    from robustkpca import train as training
-    from robustkpca.datasets import load_samples
-    from robustkpca.settings import RPCSettings, parse_layers, split_name
-
-    rpc_flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
-    rpc = None
-    if split_name(model)[0] == "rpc-symvit":
-        if iterations is None or lam is None:
-            raise SpecError("train rpc-symvit: expected --iterations and --lambda (the paper's tiny models: 4 and 4)")
-        settings = {"iterations": iterations, "lambda": lam, "layers": parse_layers(layers or "first")}
-        rpc = RPCSettings.parse(settings, "RPC settings")
-    elif given := [flag for flag, value in rpc_flags.items() if value is not None]:
-        raise SpecError(f"{', '.join(given)}: settings of rpc-symvit, but the model is {model}")
-    flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "patch_size": patch_size}
-    samples = load_samples(data, split="train", limit=limit, seed=seed)
-    with progress_bar() as progress:
-        bar = progress.add_task(f"train {model}", total=None)
-
-        def on_epoch(figures: dict[str, float]) -> None:
-            progress.console.print("  ".join(f"{k} {v}" for k, v in figures.items()), highlight=False)
-
-        training.run(
-            model,
-            samples,
-            out_file,
-            rpc=rpc,
-            overrides={k: v for k, v in flags.items() if v is not None},
-            seed=seed,
-            holdout=holdout,
-            img_size=img_size,
-            device=pick_device(device),
-            on_epoch=on_epoch,
-            on_step=lambda step, total: progress.update(bar, completed=step, total=total),
-        )
-    out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,136 @@
+"""What a training leaves behind: a state to go on from, in the format of DeiT's checkpoints, and a CSV log."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from robustkpca.errors import RunError, SpecError
+from robustkpca.settings import ModelSettings
+from robustkpca.weights import RECORD_KEY
+
+COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", "projection_loss")
+
+
+def companions(out: Path) -> tuple[Path, Path]:
+    """The state (.pth) and the log (.csv) beside a checkpoint `out`. Raises SpecError where that would be one of them."""
+    state, log = out.with_suffix(".pth"), out.with_suffix(".csv")
+    if out in (state, log):
+        raise SpecError(
+            f"--out: expected a name such as {out.stem}.safetensors ({out.name} is kept beside it), got {out}"
+        )
+    return state, log
+
+
+def write(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
+    """Write a file complete or not at all, and on the disk before this returns."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def save_state(
+    path: Path, state: Mapping[str, Any], request: Mapping[str, Any], settings: ModelSettings, record: Mapping[str, Any]
+) -> None:
+    """{model, model_ema, optimizer, lr_scheduler, scaler, epoch, args}, all plain data, with our own record as JSON beside them.
+
+    `epoch` is the last complete one, counted from 0, and `args` has the names of the authors' options, so that their code goes on from it.
+    """
+    recipe, rpc = record["recipe"], settings.rpc
+    indices = rpc.indices(settings.depth or 0) if rpc else ()
+    args = {
+        "model": settings.title,
+        "input_size": settings.preprocessing.img_size,
+        "robust": rpc is not None,
+        "num_iter": rpc.iterations if rpc else None,
+        "lambd": rpc.lam if rpc else None,
+        "layer": indices[0] if len(indices) == 1 else -1,  # counted from 0; -1 is all
+        **{name: recipe[name] for name in ("epochs", "batch_size", "lr", "weight_decay", "drop_path")},
+        "seed": record["seed"],
+    }
+    ours = {"request": request, "settings": settings.model_dump(mode="json", by_alias=True), "training": record}
+    content = {**state, "epoch": len(record["epochs"]) - 1, "args": args, RECORD_KEY: json.dumps(ours)}
+    write(path, lambda file: torch.save(content, file))
+
+
+def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state at `path` and, under `training`, its record; None where there is none.
+
+    Raises RunError where the file is broken, or another training's: the message says what differs from `request`.
+    """
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        ours = json.loads(state[RECORD_KEY])
+        kept, training = ours["request"], ours["training"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{path}: not the state of a training; remove it, or choose another --out") from None
+    if differ := _differences(kept, request):
+        more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise RunError(
+            f"{path} is the state of another training: {', '.join(differ[:3])}{more}; choose another --out, or begin anew with --fresh"
+        )
+    return {**state, "training": training}
+
+
+def _differences(kept: Any, now: Any, name: str = "") -> list[str]:
+    """What differs between two nested dicts, in words."""
+    if isinstance(kept, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*kept, *now])
+        return [d for k in keys for d in _differences(kept.get(k), now.get(k), f"{name}.{k}" if name else k)]
+    return [] if kept == now else [f"{name} was {_short(kept)}, now {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def plain(request: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back, so that it can be compared with what was kept."""
+    found: dict[str, Any] = json.loads(json.dumps(request))
+    return found
+
+
+def write_log(path: Path, epochs: list[dict[str, Any]]) -> None:
+    """A row for each epoch, of COLUMNS; what was not asked for stays empty."""
+    text = io.StringIO(newline="")
+    rows = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    rows.writeheader()
+    rows.writerows(epochs)
+    write(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def tensorboard(folder: Path, epochs: list[dict[str, Any]]) -> Callable[[dict[str, Any]], None]:
+    """A function that adds the figures of an epoch to TensorBoard's files in `folder`; `epochs` are added at once."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SpecError("--tensorboard: it needs the package tensorboard; pip install tensorboard") from None
+    board = SummaryWriter(str(folder), purge_step=0)
+
+    def add(figures: dict[str, Any]) -> None:
+        for name, value in figures.items():
+            if isinstance(value, int | float) and name != "epoch":
+                board.add_scalar(name, value, figures["epoch"])
+        board.flush()
+
+    for figures in epochs:
+        add(figures)
+    return add
