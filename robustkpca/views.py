@@ -262,9 +262,13 @@ def receipt(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
         "seed": request["seed"],
         "batch size": f"{request['batch_size']} ({_batch(run)})",
         "dtype": request["dtype"],
-        "device": request["device"] + (f" ({environment['cuda']})" if request["device"] == "cuda" else ""),
+        "device": request["device"]
+        + (f" ({environment['cuda']})" if request["device"] == "cuda" else "")
+        + (", deterministic" if environment.get("deterministic") else ""),
         "software": ", ".join(
-            f"{k} {v}" for k, v in environment.items() if k not in ("cuda", "platform", "threads", "ignored")
+            f"{k} {v}"
+            for k, v in environment.items()
+            if k not in ("cuda", "platform", "threads", "ignored", "deterministic")
         ),
         "platform": f"{environment['platform']}, {environment['threads']} threads",
         "fingerprint": run.manifest["fingerprint"],
