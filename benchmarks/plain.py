@@ -28,12 +28,16 @@ def plain_pap(k: Tensor, v: Tensor, n: int, lam: float) -> Tensor:
 class PlainSymmetric(SymmetricAttention):
     """`SymmetricAttention`, an `attn_layer` of timm, computed from the definition. No masks and no dropout."""
 
-    def attend(self, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
+    def attend(
+        self, q: None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
         return plain_symmetric(k, v)
 
 
 class PlainRPC(RPCAttention):
-    """`RPCAttention` computed from the definition. No masks and no dropout."""
+    """`RPCAttention` on symmetric attention computed from the definition. No masks and no dropout."""
 
-    def attend(self, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
+    def attend(
+        self, q: None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
         return plain_pap(k, v, self.iterations, self.lam)

@@ -30,10 +30,13 @@ def arguments(description: str, repeats: int) -> argparse.ArgumentParser:
     return parser
 
 
-def medians(tasks: Mapping[str, Callable[[], object]], options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of each task: all in turn in every round, so that what slows the machine for a while slows them alike."""
+def medians(tasks: Mapping[str, Callable[[], object]], options: argparse.Namespace, times: int = 1) -> dict[str, float]:
+    """Seconds of each task: all in turn in every round, so that what slows the machine for a while slows them alike.
+
+    `times`: so many times the rounds asked for, where tasks are short.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    for round_ in range(options.repeats + 1):
+    for round_ in range(times * options.repeats + 1):
         for name, task in tasks.items():
             taken = _seconds(task, options)
             if round_:

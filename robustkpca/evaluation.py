@@ -213,7 +213,7 @@ def carry_out(
     on_notice: Callable[[str], None] = warnings.warn,
 ) -> Run:
     """Do what is not yet done of a plan in the folder `out`; see `evaluate`. `on_notice` is told what the user should know."""
-    with Peers(here, fingerprint(plan.request)) as peers, contextlib.ExitStack() as stack:
+    with Peers(here, fingerprint(plan.request), on_notice) as peers, contextlib.ExitStack() as stack:
         portions = Portions(on_notice)
         if peers.leads:
             run = Run.start(Path(out), plan.request, environment() | {"ignored": plan.samples.ignored})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,7 @@ from numpy.typing import NDArray
 
 from robustkpca.errors import RunError
 from robustkpca.spec import CLEAN, Cell, Suite
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from robustkpca.storage import brief, locked, read_table, save_arrays, whole_json, write_whole
 
 SCHEMA = pa.schema(
     [
@@ -60,7 +55,8 @@ FLAGS = {
 }
 FORMAT = 1
 LOCK = ".lock"
-_BEGUN = {LOCK, "run.json.part"}  # all there may be in the folder of a run that was killed in its first moment
+_OURS = {LOCK, "run.json", "run.json.part", "rows", "examples"}
+_MARK = b"robustkpca.run"  # the fingerprint of the request, in each chunk's metadata
 
 
 def fingerprint(request: dict[str, Any]) -> str:
@@ -89,10 +85,6 @@ def _short(value: Any) -> str:
         return ", ".join(str(v["label"]) for v in value)
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _brief(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -191,21 +183,22 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"run {path}: cannot be read, torn or not a run ({_brief(error)})") from None
+            raise RunError(f"run {path}: cannot be read, torn or not a run ({brief(error)})") from None
         return cls(path, manifest)
 
     @classmethod
     def start(cls, path: Path, request: dict[str, Any], environment: dict[str, Any]) -> Run:
         """Open a folder for this request: a new one, or one that an earlier call with the same request began."""
         mark = fingerprint(request)
-        if (path / "run.json").exists():
+        if whole_json(path / "run.json"):
             run = cls.open(path)
             if run.manifest["fingerprint"] != mark:
                 lines = differences(request, run.request)
                 more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
                 raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
             return run
-        if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - _BEGUN):
+        # Where run.json is lost or torn the chunks still say which request they are of.
+        if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - _OURS):
             raise RunError(
                 f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
             )
@@ -220,25 +213,13 @@ class Run:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one to write here; the system lets go of it when the process ends, however it ends.
-
-        Where the file system knows no locks, or the system has none of this kind, nobody is kept out.
-        """
-        with (self.path / LOCK).open("a") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RunError(
-                        f"run {self.path} is being written by another process: wait for it, or choose another --out"
-                    ) from None
-                except OSError:
-                    pass
+        """Be the only one to write here, see `storage.locked`."""
+        with locked(self.path / LOCK, f"run {self.path}"):
             yield
 
     def save_manifest(self) -> None:
         text = json.dumps(self.manifest, indent=1, sort_keys=True, allow_nan=False)
-        _write_whole(self.path / "run.json", lambda part: part.write_text(text + "\n", encoding="utf-8"))
+        write_whole(self.path / "run.json", lambda part: part.write_text(text + "\n", encoding="utf-8"))
 
     def chunk_path(self, model: str, attack: str, first: int) -> Path:
         """Where the rows of the chunk that begins at sample number `first` lie."""
@@ -246,22 +227,35 @@ class Run:
 
     def read_chunk(self, model: str, attack: str, first: int, ids: Sequence[str]) -> pd.DataFrame | None:
         """The rows of the chunk that begins at sample number `first`, if it is there and whole: each of its samples `ids` once in each of the
-        attack's cells. None for a file that is torn or holds anything else, and has to be made again."""
+        attack's cells, as this request asks for. None for a file that is torn or holds anything else, and has to be made again."""
         try:
-            rows = _read_table(self.chunk_path(model, attack, first)).to_pandas()
+            table = read_table(self.chunk_path(model, attack, first))
         except RunError:
             return None
-        budgets = next((len(s.budgets) for s in self.suites if attack in s.attacks), 1)
-        return rows if list(rows["sample"]) == list(ids) * budgets else None
+        made_by = (table.schema.metadata or {}).get(_MARK, b"").decode()
+        rows = table.to_pandas()
+        if list(rows.columns) != SCHEMA.names or made_by not in ("", self.manifest["fingerprint"]):
+            return None
+        budgets = next((s.budgets for s in self.suites if attack in s.attacks), None)
+        cells = list(zip(rows["attack"], rows["budget"], strict=True))
+        right = (
+            set(cells) <= set(self.conditions)
+            if budgets is None
+            else cells == [(attack, b) for b in budgets for _ in ids]
+        )
+        whole = list(rows["sample"]) == list(ids) * (1 if budgets is None else len(budgets))
+        sound = (rows["model"] == model).all() and (rows["correct"] == (rows["prediction"] == rows["label"])).all()
+        return rows if right and whole and sound else None
 
     def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
+        table = table.replace_schema_metadata({_MARK: self.manifest["fingerprint"]})
         target = self.chunk_path(model, attack, first)
-        _write_whole(target, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
+        write_whole(target, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
 
     def write_examples(self, model: str, attack: str, examples: dict[str, Any]) -> None:
         """A few attacked images, see `Examples`."""
-        _write_whole(self._examples_path(model, attack), lambda part: _save_arrays(part, examples))
+        write_whole(self._examples_path(model, attack), lambda part: save_arrays(part, examples))
 
     def examples(self, model: str, attack: str) -> Examples | None:
         """The images kept of one attack; None where there are none, as in an exported file."""
@@ -291,16 +285,23 @@ class Run:
         """All rows and run.json as one Parquet file."""
         metadata = {"robustkpca": json.dumps(self.manifest, sort_keys=True, allow_nan=False)}
         table = pa.Table.from_pandas(self.rows, SCHEMA, preserve_index=False).replace_schema_metadata(metadata)
-        _write_whole(path, lambda part: pq.write_table(table, part, compression="zstd"))
+        write_whole(path, lambda part: pq.write_table(table, part, compression="zstd"))
 
     # -- reading
 
     @property
     def progress(self) -> tuple[int, int]:
         """Chunks that are there, and chunks that were asked for."""
-        attacks = 1 + sum(len(suite.attacks) for suite in self.suites)
-        total = len(self.models) * attacks * len(chunk_ranges(self.n, self.request["batch_size"]))
-        return len(list((self.path / "rows").glob("*/*/*.parquet"))), total
+        files = list(self._files())
+        return sum(file.exists() for file in files), len(files)
+
+    def _files(self) -> Iterator[Path]:
+        """Where the chunks lie that were asked for, whether they are there or not; nothing else in the folder counts."""
+        attacks = [CLEAN, *(label for suite in self.suites for label in suite.attacks)]
+        for model in self.models:
+            for attack in attacks:
+                for chunk in chunk_ranges(self.n, self.request["batch_size"]):
+                    yield self.chunk_path(model, attack, chunk.start)
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -309,11 +310,10 @@ class Run:
             if self.path.is_file():
                 frame = pq.ParquetFile(self.path).read().to_pandas()
             else:
-                files = sorted((self.path / "rows").glob("*/*/*.parquet"))
-                tables = [_read_table(file) for file in files]
+                tables = [read_table(file).replace_schema_metadata() for file in self._files() if file.exists()]
                 frame = pa.concat_tables(tables or [SCHEMA.empty_table()]).to_pandas()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"run {self.path}: rows cannot be read, torn? ({_brief(error)})") from None
+            raise RunError(f"run {self.path}: rows cannot be read, torn? ({brief(error)})") from None
         if list(frame.columns) != SCHEMA.names:
             raise RunError(f"run {self.path}: expected columns {SCHEMA.names}, got {list(frame.columns)}")
         order = {(c.attack, c.budget): i for i, c in enumerate(self.cells)}
@@ -351,33 +351,6 @@ class Run:
     @property
     def statuses(self) -> list[CellStatus]:
         return [self.status(model, cell) for model in self.models for cell in self.cells]
-
-
-def _read_table(file: Path) -> pa.Table:
-    try:
-        return pq.ParquetFile(file, page_checksum_verification=True).read()
-    except (OSError, pa.ArrowException) as error:
-        raise RunError(f"rows {file}: torn ({_brief(error)}); the command that made the run makes them again") from None
-
-
-def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    with path.open("wb") as file:  # a name would be given the suffix .npz
-        np.savez_compressed(file, **arrays)
-
-
-def _write_whole(path: Path, write: Any) -> None:
-    """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def chunk_ranges(n: int, size: int) -> Sequence[range]:

@@ -8,12 +8,12 @@ process has to say at its end; no figure goes through it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +25,7 @@ import torch
 from robustkpca.errors import ProcessError
 
 START = 300  # seconds within which all processes must have come
+PATIENCE = 5  # seconds after which it is said that others are waited for
 SILENCE = 60  # seconds without a sign of life after which a process counts as lost
 BEAT = 1.0  # seconds between signs of life
 DEFAULT_PORT = 29500
@@ -119,11 +120,11 @@ class Peers:
     With one process everything is local and there is no store.
     """
 
-    def __init__(self, here: Place, name: str) -> None:
-        """`name`: that of the run, the same in all processes."""
+    def __init__(self, here: Place, name: str, on_notice: Callable[[str], None] = warnings.warn) -> None:
+        """`name`: that of the run, the same in all processes. `on_notice` is told where others are waited for."""
         self.here = here
         self.done = 0.0  # how far this process has come, in the caller's unit
-        self._store: Any = None if here.alone else _store_of_run(here, name)
+        self._store: Any = None if here.alone else _store_of_run(here, name, on_notice)
         self._stopped = threading.Event()
         self._beat: threading.Thread | None = None
 
@@ -224,34 +225,52 @@ class Peers:
         return said
 
     def _gone(self) -> ProcessError:
-        return ProcessError(f"{self._of(0)} is gone; what is done is kept, the same command goes on")
+        gone = f"{self._of(0)}, or what started the processes, is gone"
+        return ProcessError(f"{gone}; what is done is kept, the same command goes on")
 
     def _of(self, rank: int) -> str:
         return f"process {rank} of {self.here.world}"
 
 
-@functools.cache
-def _store(here: Place) -> Any:
+_stores: dict[Place, Any] = {}  # one for all runs of this process
+
+
+def _store(here: Place, on_notice: Callable[[str], None]) -> Any:
     """The store that all processes share, once they have all come."""
+    if here in _stores:
+        return _stores[here]
     import torch.distributed as dist
 
     address = f"{here.host}:{here.port}"
     url = f"tcp://{address}?rank={here.rank}&world_size={here.world}"
-    try:
-        return next(dist.rendezvous(url, timeout=timedelta(seconds=START)))[0]
-    except (RuntimeError, ValueError) as error:
-        why = str(error).splitlines()[0][:200]
-        raise ProcessError(
-            f"expected {here.world} processes at {address} within {START} s, not all came ({why})"
-        ) from None
+    failed: list[Exception] = []
+
+    def meet() -> None:
+        try:
+            _stores[here] = next(dist.rendezvous(url, timeout=timedelta(seconds=START)))[0]
+        except (RuntimeError, ValueError) as error:
+            failed.append(error)
+
+    # Beside the main thread, which alone hears of signals, and only between two steps of Python.
+    meeting = threading.Thread(target=meet, daemon=True)
+    meeting.start()
+    meeting.join(PATIENCE)
+    if meeting.is_alive():
+        on_notice(f"process {here.rank} waits for the others of {here.world} at {address}, for at most {START} s")
+    while meeting.is_alive():
+        meeting.join(0.5)
+    if failed:
+        why = str(failed[0]).splitlines()[0][:200]
+        raise ProcessError(f"expected {here.world} processes at {address} within {START} s, not all came ({why})")
+    return _stores[here]
 
 
-def _store_of_run(here: Place, name: str) -> Any:
+def _store_of_run(here: Place, name: str, on_notice: Callable[[str], None]) -> Any:
     """A part of the store for the next run of these processes. Raises ProcessError when they have come for different ones."""
     import torch.distributed as dist
 
-    number = next(_RUNS)
-    shared: Any = dist.PrefixStore(f"robustkpca/{number}", _store(here))
+    store = _store(here, on_notice)
+    shared: Any = dist.PrefixStore(f"robustkpca/{next(_RUNS)}", store)
     theirs = shared.compare_set("run", "", name).decode()
     if theirs != name:
         raise ProcessError(

@@ -180,3 +180,16 @@ def test_workers_give_the_same_chunks(toyset):
     for (a, ai), (b, bi) in zip(alone, helped, strict=True):
         assert torch.equal(a, b)
         assert ai == bi
+
+
+def test_another_picture_of_the_same_size_is_other_data(tmp_path):
+    (tmp_path / "c0").mkdir()
+    for shade in (10, 200):
+        Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(tmp_path / "c0" / "a.bmp")
+        samples = load_samples(f"folder:{tmp_path}")
+        size = samples.path(0).stat().st_size
+        if shade == 10:
+            before, length = samples.content_hash, size
+    assert size == length
+    assert samples.content_hash != before
+    assert samples.hash_covers == "ids, file sizes and content"

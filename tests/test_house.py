@@ -16,7 +16,7 @@ PACKAGE = ROOT / "robustkpca"
 # Which modules may import which: only those on floors below, and named neighbours.
 FLOORS = [
     {"errors"},
-    {"draws", "settings", "stats"},
+    {"draws", "settings", "stats", "storage"},
     {"spec", "own_attacks", "autoattack"},
     {"outcomes", "attention", "corruptions"},
     {"models", "datasets", "weights", "kpca"},
@@ -39,6 +39,7 @@ NO_TORCH = {
     "settings",
     "spec",
     "outcomes",
+    "storage",
     "stats",
     "metrics",
     "tables",

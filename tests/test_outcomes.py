@@ -50,15 +50,24 @@ def test_a_missing_chunk_shows(run):
 
 
 def test_doubled_and_strange_rows_are_refused(run):
-    file = run.chunk_path(run.models[0], "fgsm", 7)
-    (file.parent / "0000099.parquet").write_bytes(file.read_bytes())
+    file, other = (run.chunk_path(run.models[0], "fgsm", first) for first in (7, 0))
+    file.write_bytes(other.read_bytes())
     with pytest.raises(RunError, match="twice"):
         _ = Run.open(run.path).rows
     table = pa.Table.from_pandas(pq.read_table(file).to_pandas().assign(attack="mine"), SCHEMA, preserve_index=False)
-    (file.parent / "0000099.parquet").unlink()
-    pq.write_table(table, file.parent / "0000099.parquet")
+    pq.write_table(table, file)
     with pytest.raises(RunError, match="does not name"):
         _ = Run.open(run.path).rows
+
+
+def test_files_that_nobody_asked_for_do_not_count(run):
+    before, progress = run.rows, run.progress
+    file = run.chunk_path(run.models[0], "fgsm", 7)
+    (file.parent / "0000099.parquet").write_bytes(file.read_bytes())
+    (file.parents[2] / "9" / "fgsm").mkdir(parents=True)
+    (file.parents[2] / "9" / "fgsm" / file.name).write_bytes(file.read_bytes())
+    pd.testing.assert_frame_equal(Run.open(run.path).rows, before)
+    assert Run.open(run.path).progress == progress
 
 
 def test_a_changed_run_json_is_refused(run):

@@ -108,7 +108,7 @@ def numbered(monkeypatch):
     monkeypatch.setattr(processes, "_RUNS", iter(lambda: 0, 1))
     monkeypatch.setattr(processes, "BEAT", 0.05)
     yield
-    processes._store.cache_clear()
+    processes._stores.clear()
 
 
 @pytest.mark.parametrize(("world", "n"), [(2, 5), (4, 2), (3, 0)])

@@ -100,3 +100,17 @@ def test_without_a_model_it_says_what_is_expected(tmp_path):
     assert done.returncode == 2
     assert "--model: expected at least one" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_of_rpc_are_used_or_refused(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "robustkpca", "profile", *arguments, "--repeats", "1", "--batch-size", "4"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    taken = run("--model", "rpc-symvit", "--iterations", "2", "--out", "cost.csv")
+    assert taken.returncode == 0, taken.stderr
+    assert "2iter/layer1" in (tmp_path / "cost.csv").read_text()
+    for arguments in (("--model", "symvit", "--iterations", "2"), ("--model", "rpc-symvit", "--lambda", "nan")):
+        refused = run(*arguments)
+        assert refused.returncode == 2, refused.stdout
+        assert "Traceback" not in refused.stderr

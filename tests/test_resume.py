@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from robustkpca import outcomes
+from robustkpca import storage
 from robustkpca.errors import RunError
 from robustkpca.evaluation import evaluate
 from robustkpca.outcomes import Run
@@ -54,10 +54,17 @@ def spoil(path, how):
             rows.iloc[1] = rows.iloc[0]
         elif how == "one less":
             rows = rows.iloc[1:]
+        elif how == "a column less":
+            rows = rows.drop(columns="flags")
+        elif how == "another attack":
+            rows = rows.assign(attack="pgd")
+        elif how == "another answer":
+            rows.loc[0, "correct"] = not rows.loc[0, "correct"]
         rows.to_parquet(path)
 
 
-@pytest.mark.parametrize("how", ["half", "empty", "zeros", "a bit", "one twice, one missing", "one less"])
+@pytest.mark.parametrize("how", ["half", "empty", "zeros", "a bit", "one twice, one missing", "one less", "a column less",
+                                  "another attack", "another answer"])  # fmt: skip
 def test_files_that_are_not_whole_are_made_again(tmp_path, how):
     whole = run(tmp_path / "whole").rows
     run(tmp_path / "torn")
@@ -86,7 +93,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(run(tmp_path / "cut").rows, whole)
 
 
-@pytest.mark.skipif(outcomes.fcntl is None, reason="no locks on this system")
+@pytest.mark.skipif(storage.fcntl is None, reason="no locks on this system")
 def test_a_second_writer_is_refused(tmp_path):
     first = run(tmp_path / "run")
     with first.held(), pytest.raises(RunError, match="is being written by another process"):
@@ -103,6 +110,28 @@ def test_a_run_killed_in_its_first_moment_can_be_begun_again(tmp_path):
     with pytest.raises(RunError, match="holds something else"):
         run(tmp_path / "other")
     assert [p.name for p in (tmp_path / "other").iterdir()] == ["results.csv"]
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "fing', None])
+def test_a_lost_run_json_is_made_again_and_chunks_of_other_requests_are_not_taken(tmp_path, content):
+    whole = run(tmp_path / "run").rows
+    file = tmp_path / "run" / "run.json"
+    file.unlink() if content is None else file.write_text(content)
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.parquet")}
+    pd.testing.assert_frame_equal(run(tmp_path / "run").rows, whole)
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    file.unlink()
+    other = run(tmp_path / "run", seed=1, full_argmax=True)
+    assert other.request["seed"] == 1
+    assert {p: p.stat().st_mtime_ns for p in kept}.items().isdisjoint(kept.items())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    run(tmp_path / "run")
+    (tmp_path / "run").chmod(0o555)
+    with pytest.raises(RunError, match="cannot write"):
+        run(tmp_path / "run")
 
 
 def test_no_sample_is_there_twice_or_missing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ err = Console(stderr=True, emoji=False)
 
 def main() -> None:
     """Entry point: one line for what the user can mend, 130 for Ctrl-C, a traceback only for our own bugs."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost process is our line to say, not a stack trace's
     try:
         app()
     except RobustKPCAError as error:

@@ -117,18 +117,25 @@ def _untrained(
     from robustkpca.profiling import untrained
     from robustkpca.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
 
+    counts = parse_iterations(iterations) if iterations is not None else (None,)
+    places = [parse_layers(text) for text in layers] if layers else [None]
     found: list[Classifier] = []
     for name in names:
-        if name in EMBEDDED:
+        if name in EMBEDDED and load_classifier(name).settings.rpc is None:
             found.append(load_classifier(name))
+        elif name in EMBEDDED:
+            found += [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
         elif split_name(name)[0] not in PURSUING:
             found.append(untrained(name, img_size=img_size or 224))
         elif iterations is None or lam is None:
             raise SpecError(f"model {name}: expected --iterations and --lambda")
         else:
-            for place in layers or ["first"]:
-                for count in parse_iterations(iterations):
-                    settings = {"iterations": count, "lambda": lam, "layers": parse_layers(place)}
+            for place in places:
+                for n in counts:
+                    settings = {"iterations": n, "lambda": lam, "layers": place or "first"}
                     rpc = RPCSettings.parse(settings, "RPC settings")
                     found.append(untrained(name, rpc=rpc, img_size=img_size or 224))
+    given = [flag for flag, value in (("--iterations", iterations), ("--lambda", lam), ("--layers", layers)) if value]
+    if given and not any(c.settings.rpc for c in found):
+        raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, got {', '.join(names)}")
     return found

@@ -218,7 +218,9 @@ def _suites(
 @app.command()
 def bench(
     experiment: Annotated[str, typer.Argument(help="Name (see `benchmarks/`, e.g. paper-attacks) or a .toml file.")],
-    models_file: Annotated[Path, typer.Option("--models", help="TOML file of [[model]] tables: name, checkpoint, ...")],
+    models_file: Annotated[
+        Path, typer.Option("--models", help="TOML file with a table `model` for each: name, checkpoint, ...")
+    ],
     data: Annotated[list[str], typer.Option(help="NAME or NAME:DIR for each kind the experiment needs. Repeatable.")],
     out_dir: Annotated[
         Path, typer.Option("--out", help="Folder of its runs and its table; a started one is continued.")
