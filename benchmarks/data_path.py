@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from timing import arguments, machine, medians, table
+from timing import arguments, conditions, medians, table
 
 from robustkpca import evaluate, load_samples
 from robustkpca.datasets import PixelCache, Samples
@@ -77,8 +77,10 @@ def main() -> None:
             "cache, first time": partial(run, files, 0, cache, True),
             "cache, after": partial(run, files, 0, cache),
         }
-        seconds = medians(tasks, options.repeats, "cpu")
-    print(f"Clean accuracy of {PICTURES} JPEGs of {SIZE[0]}x{SIZE[1]}, SymViT-tiny, batch {BATCH}; {machine('cpu')}\n")
+        seconds = medians(tasks, options)
+    print(
+        f"Clean accuracy of {PICTURES} JPEGs of {SIZE[0]}x{SIZE[1]}, SymViT-tiny, batch {BATCH}; {conditions(options)}\n"
+    )
     rows = [(f"{name} over images in memory", seconds[name] / seconds["memory"], None) for name in list(tasks)[1:]]
     print(table(rows))
 

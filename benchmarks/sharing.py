@@ -14,7 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from timing import machine, table
+import torch
+from timing import table
+
+from robustkpca.profiling import machine
 
 EVAL = [
     "-m",
@@ -52,7 +55,7 @@ def main() -> None:
                 subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, env=clean | environment)
                 seconds[name].append(time.perf_counter() - start)
     ratio = statistics.median(seconds["two"]) / statistics.median(seconds["one"])
-    print(f"{' '.join(EVAL[2:])}; medians of {repeats} whole commands in turn; {machine('cpu')}\n")
+    print(f"{' '.join(EVAL[2:])}; medians of {repeats} whole commands in turn; {machine(torch.device('cpu'))}\n")
     print(table([(f"two processes over one with {threads} threads", ratio, 1.1)]))
     print(
         "\nseconds: " + "; ".join(f"{name} {', '.join(f'{s:.1f}' for s in taken)}" for name, taken in seconds.items())

@@ -1,17 +1,15 @@
-"""Medians of interleaved timings, and the tables in which their ratios stand beside their targets."""
+"""The options of the comparisons, their interleaved medians, and the tables in which ratios stand beside their targets."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from pathlib import Path
 
 import torch
+
+from robustkpca import profiling
 
 
 def arguments(description: str, repeats: int) -> argparse.ArgumentParser:
@@ -35,45 +33,17 @@ def medians(tasks: Mapping[str, Callable[[], object]], options: argparse.Namespa
 
     `times`: so many times the rounds asked for, where tasks are short.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    for round_ in range(times * options.repeats + 1):
-        for name, task in tasks.items():
-            taken = _seconds(task, options)
-            if round_:
-                seconds[name].append(taken)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
-
-
-def _seconds(task: Callable[[], object], options: argparse.Namespace) -> float:
-    if not options.device.startswith("cuda"):
-        clock = time.process_time if options.cpu_time else time.perf_counter
-        start = clock()
-        task()
-        return clock() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    task()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1000
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    return profiling.medians(tasks, times * options.repeats, torch.device(options.device), clock)
 
 
 def conditions(options: argparse.Namespace, *packages: str) -> str:
     """One line: rounds, clock, processor or GPU, cores, threads and versions."""
-    names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    cuda = options.device.startswith("cuda")
-    where = torch.cuda.get_device_name(options.device) if cuda else names[0] if names else platform.machine()
-    clock = "GPU time by events" if cuda else "CPU time" if options.cpu_time else "wall time"
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "timm", *packages))
-    return (
-        f"Medians of {options.repeats} rounds, {clock}; {where}, {os.cpu_count()} cores, "
-        f"{torch.get_num_threads()} thread(s); {versions}."
+    clock = (
+        "GPU time by events" if options.device.startswith("cuda") else "CPU time" if options.cpu_time else "wall time"
     )
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    more = "".join(f", {name} {metadata.version(name)}" for name in packages)
+    return f"Medians of {options.repeats} rounds, {clock}; {profiling.machine(torch.device(options.device))}{more}."
 
 
 def table(rows: Iterable[tuple[str, float, float | None]]) -> str:

@@ -236,16 +236,15 @@ class Run:
         rows = table.to_pandas()
         if list(rows.columns) != SCHEMA.names or made_by not in ("", self.manifest["fingerprint"]):
             return None
-        budgets = next((s.budgets for s in self.suites if attack in s.attacks), None)
         cells = list(zip(rows["attack"], rows["budget"], strict=True))
-        right = (
-            set(cells) <= set(self.conditions)
-            if budgets is None
-            else cells == [(attack, b) for b in budgets for _ in ids]
-        )
-        whole = list(rows["sample"]) == list(ids) * (1 if budgets is None else len(budgets))
+        budgets = next((s.budgets for s in self.suites if attack in s.attacks), None)
+        if budgets is None:  # unattacked: each sample in a condition of the set's own
+            whole = list(rows["sample"]) == list(ids) and {Cell(*cell) for cell in cells} <= self.conditions.keys()
+        else:
+            expected = [(attack, budget, sample) for budget in budgets for sample in ids]
+            whole = [(*cell, sample) for cell, sample in zip(cells, rows["sample"], strict=True)] == expected
         sound = (rows["model"] == model).all() and (rows["correct"] == (rows["prediction"] == rows["label"])).all()
-        return rows if right and whole and sound else None
+        return rows if whole and sound else None
 
     def write_chunk(self, model: str, attack: str, first: int, rows: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(rows, SCHEMA, preserve_index=False)
