@@ -66,8 +66,9 @@ def main() -> None:
         def run(samples: Samples, workers: int, kept: PixelCache | None, fresh: bool = False) -> None:
             if fresh:
                 shutil.rmtree(place / "cache", ignore_errors=True)
-            evaluate([classifier], samples, [], place / "run", batch_size=BATCH, workers=workers, cache=kept)
-            shutil.rmtree(place / "run")
+            out = place / f"run {type(samples).__name__}"
+            evaluate([classifier], samples, [], out, batch_size=BATCH, workers=workers, cache=kept)
+            shutil.rmtree(out / "rows")  # what is left holds the probes, which are made once
 
         tasks = {
             "memory": partial(run, memory, 0, None),
