@@ -98,7 +98,7 @@ class _Work:
         """Do these units; `readers` give each model's image of a sample."""
         loader = torch.utils.data.DataLoader(
             _Decoded(self.units, readers), batch_size=None, sampler=numbers, num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.plan.request["device"] == "cuda",
         )  # fmt: skip
         for number, images in zip(numbers, loader, strict=True):
             unit = self.units[number]
