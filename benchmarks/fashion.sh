@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's question on Fashion-MNIST: small models of each attention, three seeds each, trained on 12,000 images for 4 epochs, then attacked.
-# Usage: benchmarks/fashion.sh FASHION_MNIST_DIR OUT_DIR   About 90 minutes on two cores. Begun again, it goes on where it stopped.
+# Usage: benchmarks/fashion.sh FASHION_MNIST_DIR OUT_DIR   Expected to take 90 minutes on two cores; not yet run to its end. Begun again, it goes on where it stopped.
 set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"

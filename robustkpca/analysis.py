@@ -58,7 +58,7 @@ def _plain(module: MultiHeadAttention, x: Tensor) -> Heads:
     return Heads(k if q is None else q, k, v)
 
 
-def _scaled(module: ScaledAttention, x: Tensor) -> Heads:
+def _scaled(module: ScaledAttention | AlphaScaledAttention, x: Tensor) -> Heads:
     """Scaled Attention is attention to the values (I - S) V."""
     heads = _plain(module, x)
     return Heads(heads.q, heads.k, module.values(heads.k, heads.v))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pandas as pd
 
 from robustkpca.analysis_plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.document import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
-from robustkpca.errors import RunError
+from robustkpca.storage import write_files
 
 PAGE = "analysis.md"
 _FIGURES = "figures"
@@ -115,14 +114,7 @@ def write(
     for name, (drawn, _) in figures.items():
         files[folder / _FIGURES / f"{name}.png"] = drawn.png
         files[folder / _FIGURES / f"{name}.svg"] = drawn.svg
-    try:
-        for file, content in files.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_name(file.name + ".part")
-            part.write_bytes(content)
-            os.replace(part, file)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
+    write_files(files)
     return list(files)
 
 

@@ -258,24 +258,33 @@ class RPCAttention(MultiHeadAttention):
         return f"iterations={self.iterations}, lam={self.lam}"
 
 
-class ScaledAttention(MultiHeadAttention):
-    """Scaled Attention S: softmax(Q K^T / sqrt(D)) (I - S) V, S a learned (H, N, N) that starts at 0. `tokens` is N, which is then fixed."""
+class _Scaled(MultiHeadAttention):
+    """softmax(Q K^T / sqrt(D)) (I - S) V: attention to the values that `values` gives."""
+
+    def values(self, k: Tensor, v: Tensor) -> Tensor:
+        """(I - S) V."""
+        raise NotImplementedError
+
+    def attend(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"{type(self).__name__} is defined without masks")
+        return attention(q, k, self.values(k, v), dropout=dropout)
+
+
+class ScaledAttention(_Scaled):
+    """Scaled Attention S: S a learned (H, N, N) that starts at 0. `tokens` is N, which is then fixed."""
 
     def __init__(self, dim: int, num_heads: int = 8, *, tokens: int, **rest: Any) -> None:
         super().__init__(dim, num_heads, **rest)
         self.S = nn.Parameter(torch.zeros(num_heads, tokens, tokens, dtype=rest.get("dtype")))
 
     def values(self, k: Tensor, v: Tensor) -> Tensor:
-        """(I - S) V."""
         return v - self.S @ v
 
-    def attend(
-        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
-    ) -> Tensor:
-        return _scaled(self, q, k, v, attn_mask, is_causal, dropout)
 
-
-class AlphaScaledAttention(MultiHeadAttention):
+class AlphaScaledAttention(_Scaled):
     """Scaled Attention alpha x Asym: S = s softmax(K K^T / sqrt(D)), s a learned number that starts at 0."""
 
     def __init__(self, dim: int, num_heads: int = 8, **rest: Any) -> None:
@@ -283,24 +292,4 @@ class AlphaScaledAttention(MultiHeadAttention):
         self.s = nn.Parameter(torch.zeros((), dtype=rest.get("dtype")))
 
     def values(self, k: Tensor, v: Tensor) -> Tensor:
-        """(I - S) V."""
         return v - self.s * symmetric_attention(k, v)
-
-    def attend(
-        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
-    ) -> Tensor:
-        return _scaled(self, q, k, v, attn_mask, is_causal, dropout)
-
-
-def _scaled(
-    module: ScaledAttention | AlphaScaledAttention,
-    q: Tensor | None,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    dropout: float,
-) -> Tensor:
-    if attn_mask is not None or is_causal:
-        raise ValueError(f"{type(module).__name__} is defined without masks")
-    return attention(q, k, module.values(k, v), dropout=dropout)

@@ -141,14 +141,16 @@ class Classifier(nn.Module):
         title: str | None = None,
         source: str = "",
         notes: tuple[str, ...] = (),
+        weights: str | None = None,
     ) -> None:
+        """`weights`: what `weights_hash` gives, where it is known."""
         super().__init__()
         self.network = _own(network)
         self.settings = settings
         self.title = title or settings.title
         # Where the weights came from and what was done to them, for the receipt.
         self.source, self.notes = source, notes
-        self.weights = weights_hash(self.network.state_dict())
+        self.weights = weights or weights_hash(self.network.state_dict())
         self.compiled = False
         shape = (1, settings.preprocessing.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
@@ -185,8 +187,8 @@ class Classifier(nn.Module):
         return new
 
     def _over(self, network: nn.Module, settings: ModelSettings, compiled: bool | None = None) -> Classifier:
-        new = Classifier(network, settings, title=self.title, source=self.source, notes=self.notes).to(self.device)
-        new.weights = self.weights
+        known = {"title": self.title, "source": self.source, "notes": self.notes, "weights": self.weights}
+        new = Classifier(network, settings, **known).to(self.device)  # type: ignore[arg-type]
         new.compiled = self.compiled if compiled is None else compiled
         if new.compiled:
             new.network.compile()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from robustkpca import plots, tables, views
 from robustkpca.document import Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
-from robustkpca.errors import RunError, SpecError
+from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run
 from robustkpca.rules import Finding, findings
+from robustkpca.storage import write_files
 from robustkpca.summary import summary
 
 
@@ -28,14 +28,7 @@ def write(runs: Sequence[Run], path: Path) -> list[Path]:
     else:
         files = {folder / b.name: b.png for b in blocks if isinstance(b, Figure)}
         files[path] = to_markdown(blocks, folder.name).encode()
-    try:
-        for file, content in files.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_name(file.name + ".part")
-            part.write_bytes(content)
-            os.replace(part, file)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+    write_files(files)
     return [path, *(file for file in files if file != path)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,9 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Each of several files with its content, see `write_whole`."""
+    for file, content in files.items():
+        write_whole(file, partial(Path.write_bytes, data=content))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from robustkpca.datasets import FASHION_CLASSES, Chunks, load_samples, preprocess
+from robustkpca.datasets import FASHION_CLASSES, load_samples, preprocess
 from robustkpca.errors import DataError
 from robustkpca.settings import Preprocessing
 from tests.conftest import tiny_settings
@@ -171,15 +171,6 @@ def test_an_image_of_the_right_size_is_untouched():
     picture = Image.fromarray(np.repeat(pixels[..., None], 3, 2).astype(np.uint8))
     image = preprocess(picture, RGB.model_copy(update={"crop_pct": 1.0}))
     np.testing.assert_array_equal(image[0].numpy() * 255, pixels)
-
-
-def test_workers_give_the_same_chunks(toyset):
-    chunks = Chunks(load_samples(f"folder:{toyset}"), RGB, [range(0, 4), range(4, 8), range(8, 9)])
-    alone = list(torch.utils.data.DataLoader(chunks, batch_size=None))
-    helped = list(torch.utils.data.DataLoader(chunks, batch_size=None, num_workers=2))
-    for (a, ai), (b, bi) in zip(alone, helped, strict=True):
-        assert torch.equal(a, b)
-        assert ai == bi
 
 
 def test_another_picture_of_the_same_size_is_other_data(tmp_path):

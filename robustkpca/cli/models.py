@@ -198,12 +198,14 @@ def classifiers(
     settings["classes"] = _read_names(classes) if classes else ()
     choice("--dtype", dtype, tuple(DTYPES))
     way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
+    changed = compiled or checkpointed or dtype != "float32"
     counts: tuple[int | None, ...] = (None,) if iterations is None else parse_iterations(iterations)
     found: list[Classifier | Unusable] = []
     for name, path in zip(names, paths, strict=True):
         for count in counts:
             try:
-                found.append(load_classifier(name, path, iterations=count, **settings).variant(**way))
+                classifier = load_classifier(name, path, iterations=count, **settings)
+                found.append(classifier.variant(**way) if changed else classifier)
             except CheckpointError as error:
                 if len(names) == 1:
                     raise

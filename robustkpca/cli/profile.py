@@ -121,10 +121,14 @@ def _untrained(
     places = [parse_layers(text) for text in layers] if layers else [None]
     found: list[Classifier] = []
     for name in names:
-        if name in EMBEDDED and load_classifier(name).settings.rpc is None:
-            found.append(load_classifier(name))
-        elif name in EMBEDDED:
-            found += [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
+        if name in EMBEDDED:
+            plain = load_classifier(name)
+            changed = plain.settings.rpc is not None and (iterations is not None or lam is not None or layers)
+            found += (
+                [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
+                if changed
+                else [plain]
+            )
         elif split_name(name)[0] not in PURSUING:
             found.append(untrained(name, img_size=img_size or 224))
         elif iterations is None or lam is None:

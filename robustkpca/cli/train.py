@@ -86,7 +86,7 @@ def train(
     from robustkpca.checkpoints import load_classifier
     from robustkpca.datasets import load_samples
     from robustkpca.processes import cpus, place
-    from robustkpca.settings import RPCSettings, parse_layers, split_name
+    from robustkpca.settings import PURSUING, RPCSettings, parse_layers, split_name
 
     flags = {
         "epochs": epochs,
@@ -101,12 +101,12 @@ def train(
     }
     overrides = training.parse_settings(changes or []) | {k: v for k, v in flags.items() if v is not None}
     chosen = training.load_recipe(recipe) if recipe else None
-    pursues = split_name(model)[0].startswith("rpc-")
+    pursues = split_name(model)[0] in PURSUING
     rpc_flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
     given = [flag for flag, value in rpc_flags.items() if value is not None]
     rpc = None
     if given and not pursues:
-        raise SpecError(f"{', '.join(given)}: settings of rpc-symvit and its like, but the model is {model}")
+        raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
     if pursues and start is None:
         if iterations is None or lam is None:
             raise SpecError(f"train {model}: expected --iterations and --lambda (the paper's tiny models: 4 and 4)")

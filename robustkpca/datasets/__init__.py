@@ -14,14 +14,13 @@ from robustkpca import corruptions
 from robustkpca.datasets import files
 from robustkpca.datasets.cache import PixelCache
 from robustkpca.datasets.files import FASHION_CLASSES
-from robustkpca.datasets.samples import ArraySamples, Chunks, FileSamples, Samples, class_names, preprocess
+from robustkpca.datasets.samples import ArraySamples, FileSamples, Samples, class_names, preprocess
 from robustkpca.errors import DataError, unknown
 
 __all__ = [
     "DATASETS",
     "FASHION_CLASSES",
     "ArraySamples",
-    "Chunks",
     "FileSamples",
     "PixelCache",
     "Samples",

@@ -262,17 +262,3 @@ def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True)
             raise ValueError(f"{picture.size[0]}x{picture.size[1]} pixels, smaller than the crop of {to.img_size}")
         picture = TF.center_crop(picture, [to.img_size, to.img_size])
     return TF.pil_to_tensor(picture).float() / 255
-
-
-class Chunks(torch.utils.data.Dataset[tuple[Tensor, list[int]]]):
-    """Batches of consecutive samples as a map-style data set, so that a DataLoader's workers can decode ahead."""
-
-    def __init__(self, samples: Samples, preprocessing: Preprocessing, indices: Sequence[range]) -> None:
-        self.samples, self.preprocessing, self.indices = samples, preprocessing, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, chunk: int) -> tuple[Tensor, list[int]]:
-        chosen = list(self.indices[chunk])
-        return torch.stack([self.samples.image(i, self.preprocessing) for i in chosen]), chosen

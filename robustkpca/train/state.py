@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from robustkpca.errors import RunError, SpecError
 from robustkpca.settings import ModelSettings
+from robustkpca.storage import write_files, write_whole
 from robustkpca.weights import RECORD_KEY
 
 COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", "projection_loss")
@@ -28,20 +28,6 @@ def companions(out: Path) -> tuple[Path, Path]:
             f"--out: expected a name such as {out.stem}.safetensors ({out.name} is kept beside it), got {out}"
         )
     return state, log
-
-
-def write(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file complete or not at all, and on the disk before this returns."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def save_state(
@@ -65,7 +51,12 @@ def save_state(
     }
     ours = {"request": request, "settings": settings.model_dump(mode="json", by_alias=True), "training": record}
     content = {**state, "epoch": len(record["epochs"]) - 1, "args": args, RECORD_KEY: json.dumps(ours)}
-    write(path, lambda file: torch.save(content, file))
+
+    def fill(part: Path) -> None:
+        with part.open("wb") as file:  # given a name, torch reports a full disk by another error
+            torch.save(content, file)
+
+    write_whole(path, fill)
 
 
 def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -114,7 +105,7 @@ def write_log(path: Path, epochs: list[dict[str, Any]]) -> None:
     rows = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     rows.writeheader()
     rows.writerows(epochs)
-    write(path, lambda file: file.write(text.getvalue().encode()))
+    write_files({path: text.getvalue().encode()})
 
 
 def tensorboard(folder: Path, epochs: list[dict[str, Any]]) -> Callable[[dict[str, Any]], None]:
