@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from robustkpca.outcomes import Run
     from robustkpca.regression import check
     from robustkpca.rules import findings
+    from robustkpca.seeds import compare_seeds, over_seeds
     from robustkpca.settings import ModelSettings, Preprocessing
     from robustkpca.spec import load_suite
-    from robustkpca.tables import accuracy_table, compare, over_seeds, worst_case
+    from robustkpca.tables import accuracy_table, compare, worst_case
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -30,12 +31,13 @@ _HOMES = {
     "accuracy_table": "tables",
     "check": "regression",
     "compare": "tables",
+    "compare_seeds": "seeds",
     "evaluate": "evaluation",
     "findings": "rules",
     "load_classifier": "checkpoints",
     "load_samples": "datasets",
     "load_suite": "spec",
-    "over_seeds": "tables",
+    "over_seeds": "seeds",
     "worst_case": "tables",
 }
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "accuracy_table",
     "check",
     "compare",
+    "compare_seeds",
     "evaluate",
     "findings",
     "load_classifier",

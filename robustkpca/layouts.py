@@ -14,8 +14,8 @@ import pandas as pd
 from robustkpca import metrics, stats
 from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run, differences
+from robustkpca.receipt import receipt_lines
 from robustkpca.spec import BATCH_DEPENDENT, CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell, Suite, load_suite, suite_names
-from robustkpca.views import receipt_lines
 
 # How the paper calls a data set, and how many images it has: a figure on fewer has no published counterpart.
 PUBLISHED: dict[str, tuple[str, int]] = {

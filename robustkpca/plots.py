@@ -14,22 +14,26 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from robustkpca.outcomes import Run
+from robustkpca.seeds import groups, of_seeds
 from robustkpca.settings import ModelSettings
 from robustkpca.spec import CLEAN, Cell, Suite, parse_eps
 from robustkpca.tables import WORST
 
 SHOWN = 2  # samples of each model in the figure of examples
+ACROSS = 4  # panels side by side
 
 
-def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
-    """Accuracy over eps from the clean figure at 0, or over severity, with 95 % Wilson bands; None without two points.
+def accuracy_curves(long: pd.DataFrame, suite: Suite) -> bytes | None:
+    """Accuracy over eps from the clean figure at 0, or over severity, with the bands of the table's intervals; None without two points.
+
+    `long` is an accuracy table, of checkpoints or over seeds (`seeds.shown_table`), here and below.
 
     Of a suite of several attacks, the worst case; of corruptions, their mean, which has no band.
     """
     with _figure(6.4, 4.0) as figure:
         axes = figure.add_subplot()
         drawn = False
-        for number, model in enumerate(run.models):
+        for number, model in enumerate(long["model"].unique()):
             own = long[(long["model"] == model) & (long["status"] == "complete")]
             points = _corruption_points(own, suite) if suite.corruptions else _attack_points(own, suite)
             if len(points) < 2:
@@ -83,12 +87,16 @@ def _corruption_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     return points.assign(low=np.nan, high=np.nan)
 
 
-def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
+def corruption_map(long: pd.DataFrame, suite: Suite) -> bytes:
     """Accuracy of every corruption and severity, a panel for each model; cells without a figure stay blank."""
-    models, names = run.models, list(suite.corruptions)
-    with _figure(1.8 + 2.4 * len(models), 0.8 + 0.27 * len(names)) as figure:
-        panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-        for axes, model in zip(panels, models, strict=True):
+    models, names = list(long["model"].unique()), list(suite.corruptions)
+    across = min(ACROSS, len(models))
+    down = -(-len(models) // across)
+    with _figure(1.8 + 2.4 * across, down * (0.8 + 0.27 * len(names))) as figure:
+        panels = figure.subplots(down, across, squeeze=False, sharey=True).flat
+        for axes in list(panels)[len(models) :]:
+            axes.set_axis_off()
+        for axes, model in zip(panels, models, strict=False):
             own = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
             shares = np.array([[own.loc[(suite.label(c), b), "accuracy"] for b in suite.budgets] for c in names])
             values = pd.DataFrame(shares).astype("Float64").to_numpy(float, na_value=np.nan)
@@ -105,9 +113,9 @@ def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
 
 
 def example_images(run: Run, suite: Suite) -> bytes | None:
-    """A row for each model: clean image, what was added (grey: nothing), and the attacked image of a few samples; None where none were kept."""
+    """A row for each model, of several trainings the first: clean image, what was added (grey: nothing), and the attacked image of a few samples; None where none were kept."""
     rows = []
-    for model in run.models:
+    for model in [own[0] for own in groups(run).values()] if of_seeds(run) else run.models:
         label = _strongest(run, model, suite)
         if label is not None and (kept := run.examples(model, label)) is not None:
             rows.append((model, label, kept))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from robustkpca import plots, tables, views
+from robustkpca import plots, seeds, views
 from robustkpca.document import Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
 from robustkpca.errors import SpecError
 from robustkpca.outcomes import Run
+from robustkpca.receipt import receipt
 from robustkpca.rules import Finding, findings
 from robustkpca.storage import write_files
 from robustkpca.summary import summary
@@ -46,20 +47,25 @@ def _section(run: Run, number: int, of: int) -> list[Block]:
     if figures := _figures(run, number):
         blocks += [Heading(f"Figures{part}", level), *figures]
     blocks += [Heading(f"Findings{part}", level), *_findings(found)]
-    models, settings = views.receipt(run)
-    return [*blocks, Heading(f"Receipt{part}", level), Table(models.T), Table(settings)]
+    models, settings = receipt(run)
+    return [
+        *blocks,
+        Heading(f"Receipt{part}", level),
+        Table(models if len(models) > len(models.T) else models.T),
+        Table(settings),
+    ]
 
 
 def _figures(run: Run, number: int) -> list[Block]:
-    long = tables.accuracy_table(run)
+    long = seeds.shown_table(run)
     blocks: list[Block] = []
     for suite in run.suites:
         what = "severity" if suite.corruptions else "eps"
-        images = {"": (f"Accuracy over {what}, {suite.name}", plots.accuracy_curves(run, long, suite))}
+        images = {"": (f"Accuracy over {what}, {suite.name}", plots.accuracy_curves(long, suite))}
         if suite.corruptions:
             images["-map"] = (
                 f"Accuracy for each corruption and severity, {suite.name}",
-                plots.corruption_map(run, long, suite),
+                plots.corruption_map(long, suite),
             )
         else:
             images["-examples"] = (

@@ -79,6 +79,40 @@ def over_seeds(shares: ArrayLike, confidence: float = 0.95) -> tuple[float, floa
     return mean, mean - reach, mean + reach
 
 
+@dataclass(frozen=True)
+class SeedDifference:
+    """Two models of several trainings on the same samples: mean accuracy of the second minus that of the first, with its interval and p."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+    @classmethod
+    def of(cls, first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> SeedDifference:
+        """From two arrays (trainings >= 2, samples >= 2) of scores in [0, 1], their samples in the same order.
+
+        Trainings and samples both count as drawn: the variance is the sum of that of each model's mean over its trainings and that of the
+        mean over samples of the difference (averaged over trainings), with Welch-Satterthwaite degrees of freedom (Welch 1947). It counts
+        what trainings and samples do together twice, so the interval is a little too wide rather than too narrow. Where nothing varies, nothing
+        can be said: the interval is all of [-1, 1] and p is 1.
+        """
+        a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(*a.shape, *b.shape) < 2:
+            raise ValueError(
+                f"expected two arrays (at least 2, the same n of at least 2), got shapes {a.shape} and {b.shape}"
+            )
+        difference = float(b.mean() - a.mean())
+        parts = [stats.sem(scores) ** 2 for scores in (a.mean(axis=1), b.mean(axis=1), b.mean(axis=0) - a.mean(axis=0))]
+        variance = sum(parts)
+        if variance == 0:
+            return cls(difference, -1.0, 1.0, 1.0)
+        freedom = variance**2 / sum(v**2 / (n - 1) for v, n in zip(parts, (len(a), len(b), a.shape[1]), strict=True))
+        reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(variance)
+        p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(variance), freedom))
+        return cls(difference, max(-1.0, difference - reach), min(1.0, difference + reach), p)
+
+
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     """Holm's step-down adjustment (Holm 1979) of p values tested together, in their order."""
     p = np.asarray(p_values, dtype=np.float64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from robustkpca import tables
+from robustkpca import seeds, tables
 from robustkpca.outcomes import Run
 from robustkpca.rules import Finding
 from robustkpca.spec import CLEAN, Suite, load_suite, suite_names
@@ -16,7 +16,7 @@ from robustkpca.views import share, with_interval
 
 def summary(run: Run, found: Sequence[Finding]) -> list[str]:
     """One sentence or two for each thing a reader must know, the gravest last."""
-    long = tables.accuracy_table(run)
+    long = seeds.shown_table(run)
     lines = []
     columns = [c for c in [_column(s) for s in run.suites] if c is not None]
     if ((long["attack"] == CLEAN) & (long["budget"] == "")).any():
@@ -50,14 +50,17 @@ def _column(suite: Suite) -> tuple[str, str, str] | None:
 def _cell(run: Run, long: pd.DataFrame, suite: str, attack: str, budget: str) -> list[str]:
     rows = long[(long["suite"] == suite) & (long["attack"] == attack) & (long["budget"] == budget)].set_index("model")
     where = "Without an attack" if attack == CLEAN else f"Under {attack.replace('/', ', ')} at eps {budget}"
-    texts = [f"{model} {with_interval(rows.loc[model])} % right" if rows.loc[model, "status"] == "complete"
-             else f"{model} no figure" for model in run.models]  # fmt: skip
-    return [f"{where}, of {run.n} images: {', '.join(texts)}."]
+    texts = [
+        f"{model} {with_interval(row)} % right" if row["status"] == "complete" else f"{model} no figure"
+        for model, row in rows.iterrows()
+    ]
+    mean = ", mean over trainings" if "seeds" in long.columns else ""
+    return [f"{where}, of {run.n} images{mean}: {', '.join(texts)}."]
 
 
 def _corruptions(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
     texts = []
-    for model in run.models:
+    for model in long["model"].unique():
         own = long[(long["suite"] == suite.name) & (long["model"] == model)]
         whole = (own["status"] == "complete").all()
         texts.append(f"{model} {share(float(own['accuracy'].mean()))} %" if whole else f"{model} no figure")
@@ -66,13 +69,20 @@ def _corruptions(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
 
 def _verdicts(run: Run) -> list[str]:
     """Each model against the first, over all cells of the comparison."""
-    frame = tables.compare(run)
+    if seeds.of_seeds(run):
+        frame, how, test = (
+            seeds.compare_seeds(run),
+            "over trainings",
+            "t tests, in which trainings and images count as drawn",
+        )
+    else:
+        frame, how, test = tables.compare(run), "image by image", "exact McNemar tests"
     lines = []
     for model, own in frame.groupby("model", sort=False):
         clear = own[own["p_holm"] < 0.05]
         better, worse = clear[clear["difference"] > 0], clear[clear["difference"] < 0]
         line = (
-            f"{model} against {run.models[0]}, image by image: better in {len(better)}, worse in {len(worse)}, "
+            f"{model} against {own['baseline'].iloc[0]}, {how}: better in {len(better)}, worse in {len(worse)}, "
             f"not distinguishable in {len(own) - len(clear)} of {len(own)} cells"
         )
         if len(clear):
@@ -82,7 +92,7 @@ def _verdicts(run: Run) -> list[str]:
                 f"; the largest clear difference is {100 * row['difference']:+.1f} points "
                 f"({100 * row['low']:+.1f} to {100 * row['high']:+.1f}) under {name}"
             )
-        lines.append(f"{line} (exact McNemar tests, Holm-adjusted over all cells).")
+        lines.append(f"{line} ({test}, Holm-adjusted over all cells).")
     return lines
 
 

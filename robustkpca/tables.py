@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 
 from robustkpca import stats
@@ -162,34 +160,3 @@ def breakers(run: Run) -> pd.DataFrame:
                  "alone": int((broken & (by.map(len) == 1)).sum())}
             )  # fmt: skip
     return pd.DataFrame(records, columns=["model", "suite", "attack", "budget", "broken", "alone"])
-
-
-def over_seeds(run: Run) -> pd.DataFrame:
-    """Models of the same settings and other weights are seeds of one model: each figure's mean and 95 % interval over them.
-
-    Columns: model, seeds, suite, attack, budget, mean, low, high (Student's t), least, most. Shares; only cells that every seed has.
-    """
-    groups: dict[str, dict[str, str]] = {}
-    titles: dict[str, str] = {}
-    for m in run.request["models"]:
-        if m["settings"] is not None:
-            key = json.dumps(m["settings"], sort_keys=True)
-            groups.setdefault(key, {})[m["weights"]] = m["label"]
-            titles[key] = m["label"].partition(" [")[0]
-    long = accuracy_table(run)
-    records = []
-    for key, members in groups.items():
-        if len(members) < 2:
-            continue
-        own = long[long["model"].isin(members.values())]
-        for (suite, attack, budget), part in own.groupby(["suite", "attack", "budget"], sort=False):
-            if (part["status"] == "complete").all():
-                shares = part["accuracy"].to_numpy(float)
-                mean, low, high = stats.over_seeds(shares)
-                records.append(
-                    {"model": titles[key], "seeds": len(shares), "suite": suite, "attack": attack, "budget": budget,
-                     "mean": mean, "low": low, "high": high, "least": shares.min(), "most": shares.max()}
-                )  # fmt: skip
-    return pd.DataFrame(
-        records, columns=["model", "seeds", "suite", "attack", "budget", "mean", "low", "high", "least", "most"]
-    )

@@ -1,17 +1,15 @@
-"""The tables of a run as people read them, with the notes their numbers need, and the receipt."""
+"""The tables of a run as people read them, with the notes their numbers need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from robustkpca import metrics
+from robustkpca import metrics, seeds
 from robustkpca.outcomes import Run
-from robustkpca.settings import ModelSettings
-from robustkpca.spec import BATCH_DEPENDENT, CLEAN, OUT_OF_DISTRIBUTION, Cell, Suite
-from robustkpca.tables import WORST, accuracy_table, breakers, compare, compared_columns, over_seeds
+from robustkpca.spec import CLEAN, OUT_OF_DISTRIBUTION, Cell, Suite
+from robustkpca.tables import WORST, accuracy_table, breakers, compare, compared_columns
 
 
 @dataclass(frozen=True)
@@ -24,24 +22,29 @@ class View:
 
 
 def views(run: Run, *, compared: bool = True) -> list[View]:
-    """The tables of a run as people read them: one for each suite, then the paired comparison."""
+    """The tables of a run as people read them: one for each suite, then the paired comparison.
+
+    Where every model has several trainings (`seeds.of_seeds`), figures are means over them, and single checkpoints follow in one table.
+    """
     if OUT_OF_DISTRIBUTION in run.conditions:
         return [_detection_view(run)]
     if Cell(CLEAN, "") not in run.conditions:
         return [_released_view(run)]
-    long = accuracy_table(run)
+    long, several = seeds.shown_table(run), seeds.of_seeds(run)
     found: list[View | None] = []
     for suite in run.suites:
         if suite.corruptions:
-            found.append(_corruption_view(long, suite))
+            found.append(_corruption_view(run, long, suite))
         elif len(suite.attack) == 1:
             found.append(_attack_view(run, long, suite))
         else:
             found += [_attacks_view(run, long, suite), _breakers_view(run, suite) if compared else None]
     if not run.suites:
         found.append(_clean_view(run, long))
-    if len(run.models) > 1 and compared:
-        found += [_comparison_view(run), _seeds_view(run)]
+    if several:
+        found += [_seeds_comparison_view(run) if compared else None, _checkpoints_view(run)]
+    elif len(run.models) > 1 and compared:
+        found += [_comparison_view(run), _seeds_view(run), _seeds_comparison_view(run)]
     return [view for view in found if view is not None]
 
 
@@ -61,14 +64,27 @@ def _attack_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
     """Models as rows, budgets as columns."""
     part = long[(long["suite"] == suite.name) | (long["attack"] == CLEAN)]
     heads = {b: "clean" if not b else f"eps {b}" for b in part["budget"]}
-    cells = pd.DataFrame(index=pd.Index(run.models, name="model"), columns=list(heads.values()), dtype=object)
+    cells = pd.DataFrame(index=_models(long), columns=list(heads.values()), dtype=object)
     for _, row in part.iterrows():
         cells.loc[row["model"], heads[row["budget"]]] = with_interval(row)
-    return View(f"{suite.title} ({suite.name})", cells, _attack_notes(run, suite))
+    return View(f"{suite.title} ({suite.name})", cells, _attack_notes(run, long, suite))
 
 
-def _attack_notes(run: Run, suite: Suite) -> tuple[str, ...]:
-    notes = [f"Accuracy in % over all {run.n} samples with 95 % Wilson interval.", f"{suite.name}: {suite.describe()}."]
+def _models(long: pd.DataFrame) -> pd.Index:
+    return pd.Index(long["model"].unique(), name="model")
+
+
+def _meaning(run: Run, long: pd.DataFrame) -> str:
+    """What the figures of a table are, and their intervals."""
+    if "seeds" not in long.columns:
+        return f"Accuracy in % over all {run.n} samples with 95 % Wilson interval."
+    counts = long.groupby("model", sort=False)["seeds"].first()
+    number = str(counts.iloc[0]) if len(set(counts)) == 1 else ", ".join(f"{name}: {n}" for name, n in counts.items())
+    return f"Accuracy in % over all {run.n} samples, mean over trainings ({number}), with its 95 % Student t interval, which is about new trainings."
+
+
+def _attack_notes(run: Run, long: pd.DataFrame, suite: Suite) -> tuple[str, ...]:
+    notes = [_meaning(run, long), f"{suite.name}: {suite.describe()}."]
     if suite.cascade:
         notes.insert(1, "Each row counts what the attacks up to it left right.")
     return tuple(notes)
@@ -79,60 +95,100 @@ def _attacks_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
     part = long[(long["suite"] == suite.name) | (long["attack"] == CLEAN)]
     names = [(label, label.removeprefix(f"{suite.name}/")) for label in [*suite.attacks, f"{suite.name}/{WORST}"]]
     rows = {(CLEAN, ""): "clean"} | {(x, b): f"{name} eps {b}" for b in suite.budgets for x, name in names}
-    cells = pd.DataFrame(index=pd.Index(rows.values(), name="attack"), columns=run.models, dtype=object)
+    cells = pd.DataFrame(index=pd.Index(rows.values(), name="attack"), columns=_models(long), dtype=object)
     for _, row in part.iterrows():
         cells.loc[rows[row["attack"], row["budget"]], row["model"]] = with_interval(row)
-    return View(f"{suite.title} ({suite.name})", cells, _attack_notes(run, suite))
+    return View(f"{suite.title} ({suite.name})", cells, _attack_notes(run, long, suite))
 
 
 def _breakers_view(run: Run, suite: Suite) -> View | None:
-    """How many samples each attack broke, and how many only it did."""
+    """How many samples each attack broke, and how many only it did; of several trainings, in all of them together."""
     found = breakers(run)
     found = found[found["suite"] == suite.name]
     if found.empty:
         return None
+    models, of = run.models, f"{run.n}"
+    if seeds.of_seeds(run):
+        groups = seeds.groups(run)
+        models, of = list(groups), f"{run.n} in each training, all trainings together"
+        titles = {label: title for title, labels in groups.items() for label in labels}
+        keys = ["model", "suite", "attack", "budget"]
+        found = found.assign(model=found["model"].map(titles)).groupby(keys, sort=False).sum().reset_index()
     rows = {(x, b): f"{x.removeprefix(f'{suite.name}/')} eps {b}" for b in suite.budgets for x in suite.attacks}
-    cells = pd.DataFrame(
-        "not available", index=pd.Index(rows.values(), name="attack"), columns=run.models, dtype=object
-    )
+    cells = pd.DataFrame("not available", index=pd.Index(rows.values(), name="attack"), columns=models, dtype=object)
     for row in found.itertuples():
         alone = "" if suite.cascade else f" ({row.alone} by it alone)"
         cells.loc[rows[row.attack, row.budget], row.model] = f"{row.broken}{alone}"
     note = "that none before it had broken" if suite.cascade else "that were right when clean"
-    return View(f"Which attack broke the images ({suite.name})", cells, (f"Numbers of images, of {run.n}, {note}.",))
+    return View(f"Which attack broke the images ({suite.name})", cells, (f"Numbers of images, of {of}, {note}.",))
 
 
 def _seeds_view(run: Run) -> View | None:
-    """Means over checkpoints of one model."""
-    found = over_seeds(run)
+    """Means over the trainings of those models that have several."""
+    found = seeds.over_seeds(run)
+    columns = [cell for suite, cell, parts in compared_columns(run) if suite in _attacking(run)]
+    rows = {(cell.attack, cell.budget): _cell_name(cell.attack, cell.budget) for cell in columns}
     if found.empty:
         return None
-    rows = {(r.suite, r.attack, r.budget): _cell_name(r.attack, r.budget) for r in found.itertuples()}
-    heads = {r.model: f"{r.model}, {r.seeds} seeds" for r in found.itertuples()}
-    cells = pd.DataFrame(
-        "not available", index=pd.Index(rows.values(), name="attack"), columns=list(heads.values()), dtype=object
-    )
-    for r in found.itertuples():
-        text = f"{share(r.mean)} ({share(r.low)} to {share(r.high)})"
-        cells.loc[rows[r.suite, r.attack, r.budget], heads[r.model]] = text
+    cells = pd.DataFrame(index=pd.Index(rows.values(), name="attack"), columns=_models(found), dtype=object)
+    for _, row in found.iterrows():
+        if (row["attack"], row["budget"]) in rows:
+            cells.loc[rows[row["attack"], row["budget"]], row["model"]] = with_interval(row)
+    return View("Over seeds", cells, (_meaning(run, found),))
+
+
+def _attacking(run: Run) -> list[str]:
+    """Names of the suites of attacks, and of what needs no suite."""
+    return ["", *(suite.name for suite in run.suites if not suite.corruptions)]
+
+
+def _seeds_comparison_view(run: Run) -> View | None:
+    """Cells as rows, models as columns."""
+    frame = seeds.compare_seeds(run)
+    if frame.empty:
+        return None
+    names = [_cell_name(cell.attack, cell.budget) for _, cell, _ in seeds.headline_columns(run)]
+    baseline = frame["baseline"].iloc[0]
+    index = pd.Index(names, name=f"minus {baseline}")
+    cells = pd.DataFrame("not available", index=index, columns=frame["model"].unique(), dtype=object)
+    for _, row in frame.iterrows():
+        cells.loc[_cell_name(row["attack"], row["budget"]), row["model"]] = _difference(row)
     notes = (
-        "Accuracy in %: mean over checkpoints of the same settings, and its 95 % Student t interval, which is about new trainings.",
+        f"Difference in points to {baseline}, mean over trainings, on the same {run.n} samples, with its 95 % interval, in which trainings and "
+        "samples both count as drawn (Welch-Satterthwaite); p: t test of the same, Holm-adjusted over all cells of this comparison (the "
+        "intervals are not). p >= 0.05: not distinguishable.",
     )
-    return View("Over seeds", cells, notes)
+    return View("Comparison over seeds", cells, notes)
+
+
+def _checkpoints_view(run: Run) -> View:
+    """Each checkpoint's own figures: models as rows, one column for each cell that is compared."""
+    long = accuracy_table(run).set_index(["model", "attack", "budget"])
+    columns = seeds.headline_columns(run)
+    heads = [_cell_name(cell.attack, cell.budget) for _, cell, _ in columns]
+    cells = pd.DataFrame(index=pd.Index(run.models, name="model"), columns=heads, dtype=object)
+    for model in run.models:
+        for head, (_, cell, parts) in zip(heads, columns, strict=True):
+            keys = (
+                [cell] if (model, cell.attack, cell.budget) in long.index else parts
+            )  # a mean over corruptions has no row of its own
+            own = [long.loc[(model, key.attack, key.budget)] for key in keys]
+            bad = [str(row["status"]) for row in own if row["status"] != "complete"]
+            cells.loc[model, head] = bad[0] if bad else share(sum(float(row["accuracy"]) for row in own) / len(own))
+    return View("Single checkpoints", cells, (f"Accuracy in % over all {run.n} samples.",))
 
 
 def _cell_name(attack: str, budget: str) -> str:
     return f"{attack} eps {budget}" if budget else attack
 
 
-def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
+def _corruption_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
     """Corruptions as rows, models as columns, accuracy averaged over severities; the mean only where all are there."""
-    models = list(dict.fromkeys(long["model"]))
     part = long[long["suite"] == suite.name]
     cells = pd.DataFrame(
-        index=pd.Index(["clean", *suite.corruptions, "mean"], name="corruption"), columns=models, dtype=object
+        index=pd.Index(["clean", *suite.corruptions, "mean"], name="corruption"), columns=_models(long), dtype=object
     )
-    for model in models:
+    for model in cells.columns:
         own = part[part["model"] == model]
         clean = long[(long["model"] == model) & (long["attack"] == CLEAN)].iloc[0]
         cells.loc["clean", model] = share(clean["accuracy"]) if clean["status"] == "complete" else clean["status"]
@@ -147,23 +203,21 @@ def _corruption_view(long: pd.DataFrame, suite: Suite) -> View:
                 cells.loc[name, model] = f"{bad.iloc[0]} ({len(bad)} of {len(rows)} severities)"
         whole = len(means) == len(suite.corruptions)
         cells.loc["mean", model] = share(sum(means) / len(means)) if whole else "not available"
-    n = part["n"].max()
+    trainings = "trainings and " if "seeds" in long.columns else ""
     notes = (
-        f"Accuracy in %, mean over severities {', '.join(map(str, suite.severities))}, each over "
-        f"{'all samples' if pd.isna(n) else f'all {n} samples'}; the mean is over the {len(suite.corruptions)} corruptions.",
+        f"Accuracy in %, mean over {trainings}severities {', '.join(map(str, suite.severities))}, each over all {run.n} samples; the mean is over the {len(suite.corruptions)} corruptions.",
         "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on those.",
     )
     return View(f"{suite.title} ({suite.name})", cells, notes)
 
 
 def _clean_view(run: Run, long: pd.DataFrame) -> View:
-    cells = pd.DataFrame(index=pd.Index(run.models, name="model"), columns=["top-1", "top-5"], dtype=object)
+    cells = pd.DataFrame(index=_models(long), columns=["top-1", "top-5"], dtype=object)
     for _, row in long.iterrows():
         top5 = "not available" if pd.isna(row["top5"]) else share(row["top5"])
         cells.loc[row["model"]] = [with_interval(row), top5]
     notes = (
-        f"Accuracy in % over all {run.n} samples, top-1 with 95 % Wilson interval; answers "
-        f"{run.request['data']['argmax']}. Top-5 needs more than 5 classes.",
+        f"{_meaning(run, long)} Answers {run.request['data']['argmax']}. Top-5, without an interval, needs more than 5 classes.",
     )
     return View(f"Clean accuracy on {run.request['data']['name']}", cells, notes)
 
@@ -246,105 +300,3 @@ def _difference(row: pd.Series) -> str:
     p = row["p_holm"]
     said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}{'' if p < 0.05 else ', not distinguishable'}"
     return f"{100 * row['difference']:+.1f} ({100 * row['low']:+.1f} to {100 * row['high']:+.1f}; {said})"
-
-
-def receipt(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Everything that decided a number: one table with a row for each model, one with settings and values."""
-    request, environment = run.request, run.manifest["environment"]
-    data = request["data"]
-    models = pd.DataFrame([_model_row(run, m) for m in request["models"]]).set_index("model").fillna("failed")
-    settings = {
-        "data": f"{data['name']}, n = {data['n']}, ids {data['ids']}, {data['content_covers']} {data['content']}",
-        "images": "short side resized, then cropped" if data["resized"] else "cropped, not resized",
-        "answers": data["argmax"],
-        "ignored": ", ".join(environment.get("ignored", [])[:20]) or "none",
-        **{f"suite {s.name} v{s.version}": s.describe() for s in run.suites},
-        "seed": request["seed"],
-        "batch size": f"{request['batch_size']} ({_batch(run)})",
-        "dtype": request["dtype"],
-        "device": request["device"]
-        + (f" ({environment['cuda']})" if request["device"] == "cuda" else "")
-        + (", deterministic" if environment.get("deterministic") else ""),
-        "software": ", ".join(
-            f"{k} {v}"
-            for k, v in environment.items()
-            if k not in ("cuda", "platform", "threads", "ignored", "deterministic")
-        ),
-        "platform": f"{environment['platform']}, {environment['threads']} threads",
-        "fingerprint": run.manifest["fingerprint"],
-    }
-    frame = pd.DataFrame({"value": settings.values()}, index=pd.Index(settings.keys(), name="setting"), dtype=object)
-    return models, frame
-
-
-def receipt_lines(run: Run) -> list[str]:
-    """The receipt in a few lines, for a terminal and for notes under a table."""
-    request = run.request
-    data, software = request["data"], request["software"]
-    lines = [
-        f"{data['name']}, n = {run.n}, ids {data['ids']}, {data['content_covers']} {data['content']}, answers {data['argmax']}; "
-        f"seed {request['seed']}, batch size {request['batch_size']} ({_batch(run)}), {request['dtype']}, {request['device']}; "
-        f"{', '.join(f'{k} {v}' for k, v in software.items())}; run {run.manifest['fingerprint']}."
-    ]
-    for m in request["models"]:
-        if m["settings"] is not None:
-            units = f"; {budgets_in_both_units(run, m)}" if budgets_in_both_units(run, m) else ""
-            notes = "".join(f"; {note}" for note in m["notes"])
-            lines.append(
-                f"{m['label']}: weights {m['weights']}, attention {m.get('attention', 'not recorded')}{units}{notes}."
-            )
-    return lines
-
-
-def budgets_in_both_units(run: Run, model: dict[str, Any]) -> str:
-    """Every L-inf budget of a run in pixels and in the model's normalised units, which differ by channel where its std does."""
-    std = model["settings"]["preprocessing"]["std"]
-    texts = []
-    for suite in run.suites:
-        if suite.threat is None or suite.threat.norm != "linf":
-            continue
-        for text, eps in zip(suite.budgets, map(float, suite.threat.budgets), strict=True):
-            if suite.threat.space == "pixel":
-                values = sorted({f"{eps / s:.4f}" for s in std})
-                said = (
-                    f"eps {text} ({eps:.4f}) in pixels is {' to '.join(values[:: max(1, len(values) - 1)])} normalised"
-                )
-            else:
-                values = sorted({f"{eps * s:.4f}" for s in std})
-                said = (
-                    f"eps {text} ({eps:.4f}) normalised is {' to '.join(values[:: max(1, len(values) - 1)])} in pixels"
-                )
-            texts.append(said)
-    return "; ".join(dict.fromkeys(texts))
-
-
-def _batch(run: Run) -> str:
-    decided = sorted({a.method for s in run.suites for a in s.attack if a.method in BATCH_DEPENDENT})
-    return f"it decides the figures of {', '.join(decided)}" if decided else "it decides no figure"
-
-
-def _model_row(run: Run, model: dict[str, Any]) -> dict[str, object]:
-    if model["settings"] is None:
-        return {"model": model["label"], "source": model["source"], "notes": "; ".join(model["notes"])}
-    settings = ModelSettings.parse(model["settings"], "model settings")
-    p, rpc = settings.preprocessing, settings.rpc
-    return {
-        "model": model["label"],
-        "weights": model["weights"],
-        "source": model["source"],
-        "iterations": rpc.iterations if rpc else "none",
-        "lambda": f"{rpc.lam:g}" if rpc else "none",
-        "layers": rpc.label.partition("/")[2] if rpc else "none",
-        "attention": model.get("attention", "not recorded"),
-        "input": f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g}, {p.interpolation}",
-        "notes": "; ".join(model["notes"]) or "none",
-        "mean / std": f"{', '.join(f'{v:g}' for v in p.mean)} / {', '.join(f'{v:g}' for v in p.std)}",
-        "budgets": budgets_in_both_units(run, model) or "none",
-        f"cosine of {run.request['dtype']} to float64 input gradients": _cosine(run.probes.get(model["label"], {})),
-    }
-
-
-def _cosine(probe: dict[str, Any]) -> str:
-    if probe.get("cosine_worst") is None:
-        return "not measured"
-    return f"median {probe['cosine_median']:.3f}, worst {probe['cosine_worst']:.3f}"

@@ -1,49 +1,12 @@
 """What people read of a run: receipts, comparisons, seeds, who broke what."""
 
 import numpy as np
-import pytest
 
-from robustkpca import tables, views
+from robustkpca import receipt, tables, views
 from robustkpca.evaluation import evaluate
-from robustkpca.settings import Preprocessing, RPCSettings
+from robustkpca.settings import Preprocessing
 from robustkpca.spec import CLEAN, Suite, load_suite
-from robustkpca.stats import over_seeds
 from tests.conftest import SIDE, classifier_of, linear_accuracy, tiny
-
-
-@pytest.fixture
-def seeds(noise_samples, tmp_path):
-    """Three checkpoints of one model and one of another."""
-    models = [tiny(seed=i) for i in range(3)] + [tiny("vit")]
-    for i, model in enumerate(models):
-        model.source = f"seed{i}.pth"
-    return evaluate(models, noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
-
-
-def test_checkpoints_of_one_model_are_seeds(seeds):
-    found = tables.over_seeds(seeds)
-    assert found[["seeds", "attack"]].to_numpy().tolist() == [[3, CLEAN], [3, "fgsm"]]
-    long = tables.accuracy_table(seeds)
-    own = long[(long["attack"] == "fgsm") & long["model"].str.startswith("SymViT")]["accuracy"].to_numpy(float)
-    row = found.iloc[1]
-    assert (row["mean"], row["low"], row["high"]) == pytest.approx(over_seeds(own))
-    assert (row["least"], row["most"]) == (own.min(), own.max())
-    assert row["model"] == "SymViT-w16d2h2"
-    view = views.views(seeds)[-1]
-    assert view.title == "Over seeds"
-    assert list(view.cells.columns) == ["SymViT-w16d2h2, 3 seeds"]
-
-
-def test_other_settings_and_the_same_weights_are_no_seeds(noise_samples, tmp_path):
-    models = [
-        tiny(),
-        tiny(),
-        tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0)),
-        tiny("rpc-symvit", RPCSettings(iterations=3, lam=1.0)),
-    ]
-    run = evaluate(models, noise_samples, [], tmp_path / "run")
-    assert tables.over_seeds(run).empty
-    assert "Over seeds" not in [v.title for v in views.views(run)]
 
 
 def test_the_comparison_says_how_sure_it_is(noise_samples, tmp_path):
@@ -59,7 +22,7 @@ def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
     run = evaluate(
         [tiny()], noise_samples, [load_suite("fgsm"), load_suite("fgsm-paper").with_eps(["6/255"])], tmp_path / "run"
     )
-    text = " ".join(views.receipt_lines(run))
+    text = " ".join(receipt.receipt_lines(run))
     assert f"eps 8/255 (0.0314) in pixels is {8 / 255 / 0.35:.4f} normalised" in text
     assert f"eps 6/255 (0.0235) normalised is {6 / 255 * 0.35:.4f} in pixels" in text
     for fact in (run.models[0], run.request["models"][0]["weights"], "seed 0", "float32", "cpu", "attention fused, gradients by hand",
@@ -67,9 +30,9 @@ def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
         assert fact in text, fact
     three = Preprocessing(img_size=SIDE, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     colour = {"label": "m", "settings": {"preprocessing": three.model_dump()}}
-    assert "is 0.1370 to 0.1401 normalised" in views.budgets_in_both_units(run, colour)
+    assert "is 0.1370 to 0.1401 normalised" in receipt.budgets_in_both_units(run, colour)
     cw = evaluate([tiny()], noise_samples.take(np.arange(4)), [load_suite("cw").with_steps(1)], tmp_path / "cw")
-    assert "it decides the figures of CW" in " ".join(views.receipt_lines(cw))
+    assert "it decides the figures of CW" in " ".join(receipt.receipt_lines(cw))
 
 
 def two_attacks(eps=("2/255", "4/255")) -> Suite:
@@ -113,4 +76,4 @@ def test_success_rate_and_robust_accuracy_have_their_own_denominators(tmp_path, 
 
 def test_identity_normalisation_needs_no_second_unit(linear, linear_samples, tmp_path):
     run = evaluate([classifier_of(linear.network, 2)], linear_samples, [load_suite("fgsm")], tmp_path / "run")
-    assert "eps 8/255 (0.0314) in pixels is 0.0314 normalised" in " ".join(views.receipt_lines(run))
+    assert "eps 8/255 (0.0314) in pixels is 0.0314 normalised" in " ".join(receipt.receipt_lines(run))

@@ -150,11 +150,12 @@ def _styled(line: str) -> Text:
 def show_run(run: Run, *, verdicts: bool = False) -> bool:
     """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters, not which model is better."""
     from robustkpca import views
+    from robustkpca.receipt import receipt_lines
     from robustkpca.rules import RULES, findings
 
     for view in views.views(run, compared=not verdicts):
         print_table(view.title, view.cells, view.notes)
-    for line in views.receipt_lines(run):
+    for line in receipt_lines(run):
         out.print(line, style="dim", markup=False, highlight=False)
     out.print()
     found = findings(run)

@@ -1,0 +1,175 @@
+"""Several trainings of a model: who belongs together, means, comparisons, and what a report shows of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as scipy_stats
+
+from robustkpca import report, seeds, stats, summary, tables, views
+from robustkpca.evaluation import evaluate
+from robustkpca.models import Classifier
+from robustkpca.settings import RPCSettings
+from robustkpca.spec import CLEAN, Suite, load_suite
+from tests.conftest import noise, tiny
+
+
+def trained(family="symvit", number=3, rpc=None):
+    """Checkpoints of one model, each with the mean of its own training images."""
+    found = []
+    for i in range(number):
+        model = tiny(family, rpc, seed=i)
+        pre = model.settings.preprocessing.model_copy(update={"mean": (0.3 + 0.001 * i,)})
+        model = Classifier(model.network, model.settings.model_copy(update={"preprocessing": pre}))
+        model.source = f"{family}-{i}.pth"
+        found.append(model)
+    return found
+
+
+def two_attacks() -> Suite:
+    data = load_suite("fgsm").with_eps(["8/255"]).model_dump() | {"name": "two"}
+    data["attack"] = [{"name": "one", "method": "FGSM"}, {"name": "other", "method": "UniformNoise"}]
+    return Suite.parse(data, "suite")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two models of three trainings each, under two attacks and two corruptions."""
+    few = load_suite("corruptions").model_dump() | {"corruptions": ["brightness", "contrast"], "severities": [1, 5]}
+    suites = [load_suite("fgsm").with_eps(["2/255", "8/255"]), two_attacks(), Suite.parse(few, "suite")]
+    return evaluate([*trained(), *trained("vit")], noise(), suites, tmp_path_factory.mktemp("seeds") / "run")
+
+
+def test_checkpoints_of_one_model_are_seeds(noise_samples, tmp_path):
+    run = evaluate([*trained(), tiny("vit")], noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
+    assert list(seeds.groups(run)) == ["SymViT-w16d2h2"]
+    assert not seeds.of_seeds(run)
+    found = seeds.over_seeds(run)
+    assert found[["seeds", "attack", "status", "n"]].to_numpy().tolist() == [
+        [3, CLEAN, "complete", 30],
+        [3, "fgsm", "complete", 30],
+    ]
+    long = tables.accuracy_table(run)
+    own = long[(long["attack"] == "fgsm") & long["model"].str.startswith("SymViT")]["accuracy"].to_numpy(float)
+    row = found.iloc[1]
+    assert (row["accuracy"], row["low"], row["high"]) == pytest.approx(stats.over_seeds(own))
+    assert (row["least"], row["most"]) == (own.min(), own.max())
+    titles = [view.title for view in views.views(run)]
+    assert titles[-2:] == ["Paired comparison", "Over seeds"]
+    assert list(views.views(run)[-1].cells.columns) == ["SymViT-w16d2h2"]
+
+
+def test_other_settings_and_the_same_weights_are_no_seeds(noise_samples, tmp_path):
+    models = [
+        tiny(),
+        tiny(),
+        tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0)),
+        tiny("rpc-symvit", RPCSettings(iterations=3, lam=1.0)),
+    ]
+    run = evaluate(models, noise_samples, [], tmp_path / "run")
+    assert seeds.over_seeds(run).empty
+    assert seeds.compare_seeds(run).empty
+    assert "Over seeds" not in [v.title for v in views.views(run)]
+
+
+def test_lambda_tells_groups_apart(noise_samples, tmp_path):
+    pursued = [m for lam in (1.0, 4.0) for m in trained("rpc-symvit", 2, RPCSettings(iterations=2, lam=lam))]
+    run = evaluate(pursued, noise_samples, [], tmp_path / "run")
+    names = ["RPC-SymViT-w16d2h2 (2iter/layer1, lambda 1)", "RPC-SymViT-w16d2h2 (2iter/layer1, lambda 4)"]
+    assert list(seeds.groups(run)) == names
+    assert list(views.views(run)[0].cells.index) == names
+
+
+def test_the_comparison_rests_on_all_trainings(run):
+    found = seeds.compare_seeds(run)
+    assert found["attack"].tolist() == [CLEAN, "fgsm", "fgsm", "two/worst case", "corruptions/mean"]
+    long = tables.accuracy_table(run)
+    for row in found.itertuples():
+        if row.attack.startswith("corruptions"):
+            own = long[long["suite"] == "corruptions"]
+        else:
+            own = long[(long["attack"] == row.attack) & (long["budget"] == row.budget)]
+        means = own.groupby(own["model"].str.startswith("ViT"))["accuracy"].mean()
+        assert row.difference == pytest.approx(means[True] - means[False])
+        assert row.low < row.difference < row.high
+    assert found["p_holm"].to_numpy() == pytest.approx(stats.holm(found["p_value"]))
+
+
+def test_the_difference_over_seeds_by_hand():
+    first, second = np.random.default_rng(0).random((2, 4, 50))
+    found = stats.SeedDifference.of(first, second[:3])
+    parts = [first.mean(1).var(ddof=1) / 4, second[:3].mean(1).var(ddof=1) / 3,
+             (second[:3].mean(0) - first.mean(0)).var(ddof=1) / 50]  # fmt: skip
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2 + parts[2] ** 2 / 49)
+    middle = second[:3].mean() - first.mean()
+    low, high = scipy_stats.t.interval(0.95, freedom, loc=middle, scale=np.sqrt(sum(parts)))
+    assert (found.difference, found.low, found.high) == pytest.approx((middle, low, high))
+    assert found.p_value == pytest.approx(2 * scipy_stats.t.sf(abs(middle) / np.sqrt(sum(parts)), freedom))
+    same = stats.SeedDifference.of(np.ones((2, 5)), np.ones((2, 5)))
+    assert same == stats.SeedDifference(0.0, -1.0, 1.0, 1.0)
+    for wrong in (np.ones((1, 5)), np.ones((2, 4)), np.ones(5)):
+        with pytest.raises(ValueError, match="at least 2"):
+            stats.SeedDifference.of(np.ones((2, 5)), wrong)
+
+
+@pytest.mark.parametrize(("seed_sd", "trainings"), [(0.0, 3), (0.3, 3), (1.0, 5)])
+def test_the_interval_over_seeds_covers(seed_sd, trainings):
+    """At least 94 % of intervals hold the true difference when trainings and images are both drawn; p < 0.05 in at most 6 % where there is none.
+
+    An image is right with a chance that depends on the image, and a training makes all images a little harder or easier.
+    """
+    draws = np.random.default_rng(0)
+    inside = false = 0
+    for _ in range(1000):
+        image = draws.normal(1.0, 1.5, 300)
+        scores = []
+        for _model in range(2):
+            logits = image + draws.normal(0, seed_sd, (trainings, 1)) + draws.normal(0, 0.7, (trainings, 300))
+            scores.append((logits > 0).astype(float))
+        found = stats.SeedDifference.of(*scores)
+        inside += found.low <= 0 <= found.high
+        false += found.p_value < 0.05
+    assert inside >= 940
+    assert false <= 60
+
+
+def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
+    assert seeds.of_seeds(run)
+    found = {view.title: view for view in views.views(run)}
+    assert list(found)[-2:] == ["Comparison over seeds", "Single checkpoints"]
+    assert "Paired comparison" not in found
+    models = ["SymViT-w16d2h2", "ViT-w16d2h2"]
+    attack, worst, corruption, broke = (
+        list(found.values())[:4][0],
+        list(found.values())[1],
+        list(found.values())[3],
+        list(found.values())[2],
+    )
+    assert list(attack.cells.index) == models
+    assert list(worst.cells.columns) == list(corruption.cells.columns) == list(broke.cells.columns) == models
+    assert "mean over trainings (3)" in attack.notes[0]
+    broken = tables.breakers(run)
+    total = broken[(broken["attack"] == "two/one") & broken["model"].str.startswith("SymViT")]["broken"].sum()
+    assert broke.cells.loc["one eps 8/255", models[0]].startswith(f"{total} (")
+    single = found["Single checkpoints"].cells
+    assert list(single.index) == run.models
+    long = tables.accuracy_table(run)
+    mean = long[(long["suite"] == "corruptions") & (long["model"] == run.models[0])]["accuracy"].mean()
+    assert single.loc[run.models[0], "corruptions/mean"] == views.share(mean)
+    text = "\n".join(summary.summary(run, []))
+    assert "ViT-w16d2h2 against SymViT-w16d2h2, over trainings" in text
+    assert "symvit-0" not in text
+    files = report.write([run], tmp_path / "report.md")
+    assert len(files) > 3
+
+
+def test_one_training_without_a_figure_leaves_the_mean_without_one(run, tmp_path):
+    from robustkpca.outcomes import Run
+
+    rows = run.rows
+    lost = (rows["model"] == run.models[1]) & (rows["attack"] == "fgsm") & (rows["budget"] == "8/255")
+    torn = Run(tmp_path, run.manifest)
+    torn.__dict__["rows"] = rows[~lost]
+    found = seeds.over_seeds(torn).set_index(["model", "attack", "budget"])
+    cell = found.loc[("SymViT-w16d2h2", "fgsm", "8/255")]
+    assert (cell["status"], pd.isna(cell["accuracy"])) == ("not run", True)
+    assert seeds.compare_seeds(torn)["attack"].tolist() == [CLEAN, "fgsm", "two/worst case", "corruptions/mean"]
