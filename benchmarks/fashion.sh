@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The paper's question on Fashion-MNIST: small models of each attention, five seeds each, trained on 12,000 images for 4 epochs, then attacked.
+# The paper's question on Fashion-MNIST: small models of each attention, four seeds each, trained on 12,000 images for 8 epochs, then attacked.
 # Usage: benchmarks/fashion.sh FASHION_MNIST_DIR OUT_DIR   Expected to take 90 minutes on two cores; begun again, it goes on where it stopped.
 set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"
 export OMP_NUM_THREADS=1 data out
-seeds="0 1 2 3 4"
+seeds="0 1 2 3"
 models=(
   "symvit symvit"
   "vit vit"
@@ -14,12 +14,11 @@ models=(
   "rpc-6iter-first-1 rpc-symvit --iterations 6 --layers first --lambda 1"
   "rpc-6iter-first-0.1 rpc-symvit --iterations 6 --layers first --lambda 0.1"
   "rpc-2iter-all-4 rpc-symvit --iterations 2 --layers all --lambda 4"
-  "rpc-2iter-all-1 rpc-symvit --iterations 2 --layers all --lambda 1"
 )
 train() { # SEED NAME MODEL [OPTIONS]
   local name=$2-$1 seed=$1
   shift 2
-  [ -f "$out/$name.safetensors" ] || robustkpca train --model "$@" --data "fashion-mnist:$data" --limit 12000 --epochs 4 --seed "$seed" \
+  [ -f "$out/$name.safetensors" ] || robustkpca train --model "$@" --data "fashion-mnist:$data" --limit 12000 --epochs 8 --seed "$seed" \
     --device cpu --projection-loss 32 --out "$out/$name.safetensors" >"$out/$name.log" 2>&1 || echo "$name: $(tail -n 1 "$out/$name.log")"
 }
 export -f train
