@@ -1,6 +1,7 @@
 """The command `train` as a person meets it."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -31,13 +32,13 @@ def test_it_trains_goes_on_and_says_what_it_wrote(tmp_path, monkeypatch):
 
     def interrupted(self, number, *rest):
         if number == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         return epoch(self, number, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Trainer, "epoch", interrupted)
         done = call(*command)
-    assert done.returncode == 130
+    assert done.returncode == 143
     assert f"complete epochs are kept in {tmp_path / 'm.pth'}; the same command goes on" in done.stderr
     done = call(*command)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ from rich.console import Console
 from robustkpca.errors import RobustKPCAError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pandas as pd
     from rich.progress import Progress
@@ -108,6 +110,32 @@ def progress_bar(*, disable: bool = False) -> Progress:
         console=err,
         disable=disable,
     )
+
+
+def say(text: str) -> None:
+    """A line for the user beside the progress bar."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process with 130 and 143, and `kept` says what is left of its work."""
+    received = signal.SIGINT
+
+    def terminate(number: int, frame: object) -> None:  # a scheduler takes the machine back: end as on Ctrl-C
+        nonlocal received
+        received = signal.Signals(number)
+        signal.signal(number, signal.SIG_IGN)  # torchrun and some schedulers say it twice
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted: {kept()}")
+        sys.exit(128 + received)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _two_lines(cell: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robustkpca.cli.app import choice, err, progress_bar
+from robustkpca.cli.app import choice, err, interruptible, progress_bar, say
 from robustkpca.errors import CheckpointError, SpecError
 
 if TYPE_CHECKING:
@@ -110,37 +108,20 @@ def repeatable(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def say(text: str) -> None:
-    """A line for the user beside the progress bar."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 @contextlib.contextmanager
 def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar, moved by what is yielded; Ctrl-C and SIGTERM end the process with 130 and 143 and say what is kept in `out_dir`."""
+    """A progress bar, moved by what is yielded; an interruption says what is kept in `out_dir`."""
     from robustkpca.processes import place
 
-    received = signal.SIGINT
+    def kept() -> str:
+        chunks = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
+        return f"{chunks} chunks are kept in {out_dir}; the same command goes on from there"
 
-    def terminate(number: int, frame: object) -> None:  # a scheduler takes the machine back: end as on Ctrl-C
-        nonlocal received
-        received = signal.Signals(number)
-        signal.signal(number, signal.SIG_IGN)  # torchrun and some schedulers say it twice
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with progress_bar(disable=place().rank > 0) as progress:
-            bar = progress.add_task(title, total=None)
-            yield lambda now: progress.update(
-                bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"
-            )
-    except KeyboardInterrupt:
-        kept = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
-        say(f"interrupted: {kept} chunks are kept in {out_dir}; the same command goes on from there")
-        sys.exit(128 + received)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with interruptible(kept), progress_bar(disable=place().rank > 0) as progress:
+        bar = progress.add_task(title, total=None)
+        yield lambda now: progress.update(
+            bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"
+        )
 
 
 def announcement(plan: Plan, device: str) -> list[str]:

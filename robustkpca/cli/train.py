@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from robustkpca.cli.app import Device, Lambda, Layers, Limit, Seed, app, out, pick_device, progress_bar
-from robustkpca.cli.models import say
+from robustkpca.cli.app import (
+    Device,
+    Lambda,
+    Layers,
+    Limit,
+    Seed,
+    app,
+    interruptible,
+    out,
+    pick_device,
+    progress_bar,
+    say,
+)
 from robustkpca.errors import SpecError
 
 
@@ -138,31 +148,37 @@ def train(
         shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in figures.items() if k != "model"}
         progress.console.print("  ".join(f"{k} {v}" for k, v in shown.items()), highlight=False, soft_wrap=True)
 
-    try:
-        training.run(
-            model,
-            samples,
-            out_file,
-            rpc=rpc,
-            recipe=chosen,
-            overrides=overrides,
-            start=begin,
-            seed=seed,
-            holdout=holdout,
-            projection_loss=projection_loss,
-            img_size=img_size,
-            device=where,
-            workers=workers,
-            here=here,
-            fresh=fresh,
-            board=board,
-            on_epoch=on_epoch,
-            on_step=on_step,
-            on_notice=say if here.rank == 0 else None,
+    def kept() -> str:
+        state = out_file.with_suffix(".pth")
+        return (
+            f"complete epochs are kept in {state}; the same command goes on"
+            if state.exists()
+            else "nothing was kept yet"
         )
-    except KeyboardInterrupt:
-        say(f"interrupted: complete epochs are kept in {out_file.with_suffix('.pth')}; the same command goes on")
-        sys.exit(130)
+
+    try:
+        with interruptible(kept):
+            training.run(
+                model,
+                samples,
+                out_file,
+                rpc=rpc,
+                recipe=chosen,
+                overrides=overrides,
+                start=begin,
+                seed=seed,
+                holdout=holdout,
+                projection_loss=projection_loss,
+                img_size=img_size,
+                device=where,
+                workers=workers,
+                here=here,
+                fresh=fresh,
+                board=board,
+                on_epoch=on_epoch,
+                on_step=on_step,
+                on_notice=say if here.rank == 0 else None,
+            )
     finally:
         if progress.live.is_started:
             progress.stop()
