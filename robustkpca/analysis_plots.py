@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 
 from robustkpca.errors import DataError
 
@@ -45,17 +45,22 @@ def plot_loss(logs: Sequence[Path]) -> Drawn:
     """
     with _figure(6.4, 4.0) as figure:
         axes = figure.add_subplot()
-        lowest, highest = np.inf, 0.0
+        losses: list[float] = []
         for path in logs:
             for model, rows in read_log(path).groupby("model", sort=False):
                 label = str(model) if len(logs) == 1 else f"{model} ({path.stem})"
                 axes.plot(rows["epoch"], rows["projection_loss"], marker="o", markersize=3, label=label)
-                lowest, highest = (
-                    min(lowest, rows["projection_loss"].min()),
-                    max(highest, rows["projection_loss"].max()),
-                )
-        if highest > 30 * lowest > 0:
+                losses += list(rows["projection_loss"])
+        middle, furthest = np.median(np.abs(losses)), np.max(np.abs(losses))
+        if min(losses) > 0 and furthest > 30 * min(losses):
             _log_scale(axes, (1.0, 2.0, 5.0))
+        elif (
+            furthest > 30 * middle > 0
+        ):  # one token can dominate J: a single epoch far out, of either sign, hides the others
+            linear = 10 ** np.ceil(np.log10(middle))
+            axes.set_yscale("symlog", linthresh=linear)
+            axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=(1.0, 3.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("projection loss J")
