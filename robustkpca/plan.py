@@ -22,11 +22,14 @@ KNOWN_CORRUPTIONS = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 
 
 def _unique_labels(models: Sequence[Classifier | Unusable]) -> list[str]:
-    """Titles, told apart by their source where two are the same."""
-    titles = [m.title for m in models]
+    """Titles, with lambda where it tells two apart, and with their source where two are the same."""
+    shorts = list({m.settings.long_title: m.title for m in models if isinstance(m, Classifier)}.values())
+    titles = [
+        m.settings.long_title if isinstance(m, Classifier) and shorts.count(m.title) > 1 else m.title for m in models
+    ]
     labels: list[str] = []
-    for m in models:
-        label = m.title if titles.count(m.title) == 1 else f"{m.title} [{Path(m.source).stem or m.source}]"
+    for m, title in zip(models, titles, strict=True):
+        label = title if titles.count(title) == 1 else f"{title} [{Path(m.source).stem or m.source}]"
         while label in labels:
             label += "'"
         labels.append(label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -13,57 +12,54 @@ from robustkpca import stats
 from robustkpca.outcomes import Run
 from robustkpca.settings import ModelSettings
 from robustkpca.spec import CLEAN, Cell
-from robustkpca.tables import accuracy_table, compared_columns
+from robustkpca.tables import accuracy_table, columns_of, compared_columns
 
 MEAN = "mean"
 
 
 def groups(run: Run) -> dict[str, list[str]]:
-    """Labels of a run's models by what they are trainings of, where there are at least two.
+    """Labels of a run's models by what they are trainings of, in the order met.
 
     Models of the same settings and other weights are trainings of one; mean and std of the training images, which differ with the images
-    drawn, do not count. Titles are told apart by lambda, then by a number.
+    drawn, do not count. The same weights again, or a model that could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
     """
     members: dict[str, dict[str, str]] = {}
     titles: dict[str, str] = {}
     for model in run.request["models"]:
-        if model["settings"] is None:
-            continue
-        measured = {"mean": None, "std": None}
-        chosen = model["settings"] | {"preprocessing": model["settings"]["preprocessing"] | measured}
-        key = json.dumps(chosen, sort_keys=True)
-        members.setdefault(key, {})[model["weights"]] = model["label"]
-        titles[key] = _title(ModelSettings.parse(model["settings"], f"run {run.path}"))
-    several = {key: list(own.values()) for key, own in members.items() if len(own) > 1}
-    names = [titles[key] for key in several]
+        settings, weights, label = model["settings"], model["weights"], model["label"]
+        key, title = label, label
+        if settings is not None:
+            chosen = settings | {"preprocessing": settings["preprocessing"] | {"mean": None, "std": None}}
+            known = json.dumps(chosen, sort_keys=True)
+            if weights not in members.get(known, {}):
+                key, title = known, ModelSettings.parse(settings, f"run {run.path}").long_title
+        titles[key] = title
+        members.setdefault(key, {})[weights or label] = label
+    names = [titles[key] for key in members]
     counted = [
         f"{name} [{names[:i].count(name) + 1}]" if names.count(name) > 1 else name for i, name in enumerate(names)
     ]
-    return dict(zip(counted, several.values(), strict=True))
-
-
-def _title(settings: ModelSettings) -> str:
-    rpc = settings.rpc
-    return settings.title if rpc is None else settings.title.replace(rpc.label, f"{rpc.label}, lambda {rpc.lam:g}")
+    return {name: list(own.values()) for name, own in zip(counted, members.values(), strict=True)}
 
 
 def of_seeds(run: Run) -> bool:
-    """Whether every model of a run is one of several trainings: then its figures are those of models, not of checkpoints."""
-    return Cell(CLEAN, "") in run.conditions and sorted(run.models) == sorted(chain.from_iterable(groups(run).values()))
+    """Whether a model of the run has several trainings: then its figures are shown as those of models, not of checkpoints."""
+    return Cell(CLEAN, "") in run.conditions and any(len(labels) > 1 for labels in groups(run).values())
 
 
 def shown_table(run: Run) -> pd.DataFrame:
-    """`over_seeds` where every model has several trainings, else `accuracy_table`: what tables and figures of a report show."""
+    """`over_seeds` where a model has several trainings, else `accuracy_table`: what tables and figures of a report show."""
     return over_seeds(run) if of_seeds(run) else accuracy_table(run)
 
 
 def over_seeds(run: Run) -> pd.DataFrame:
     """The mean of every figure over the trainings of a model (see `groups`), in the form of `accuracy_table`.
 
-    Columns: model, seeds, suite, attack, budget, status, n, accuracy (mean), low, high (its 95 % Student t interval, not cut to [0, 1]),
-    top5 (mean), least, most. Shares, empty (NA) unless the cell is complete for every seed.
+    Columns: model, seeds, suite, attack, budget, status, n, accuracy (mean), low, high (its 95 % interval: `stats.over_seeds`; of one training
+    Wilson's), top5 (mean), least, most. Shares, empty (NA) unless the cell is complete for every seed.
     """
     long = accuracy_table(run)
+    columns = {(suite, cell.attack, cell.budget): (cell, parts) for suite, cell, parts in columns_of(run)}
     records = []
     for title, labels in groups(run).items():
         own = long[long["model"].isin(labels)]
@@ -72,9 +68,11 @@ def over_seeds(run: Run) -> pd.DataFrame:
             if bad := [text for text in part["status"] if text != "complete"]:
                 records.append(record | {"status": bad[0]})
                 continue
-            shares = part["accuracy"].to_numpy(float)
-            mean, low, high = stats.over_seeds(shares)
-            record |= {"status": "complete", "n": part["n"].iloc[0], "accuracy": mean, "low": low, "high": high}
+            shares, first = part["accuracy"].to_numpy(float), part.iloc[0]
+            mean, low, high = (first["accuracy"], first["low"], first["high"])
+            if len(labels) > 1:
+                mean, low, high = stats.over_seeds(_scores(run, labels, *columns[suite, attack, budget]))
+            record |= {"status": "complete", "n": first["n"], "accuracy": mean, "low": low, "high": high}
             record |= {"top5": part["top5"].mean(skipna=False), "least": shares.min(), "most": shares.max()}
             records.append(record)
     names = [
@@ -100,17 +98,18 @@ def compare_seeds(run: Run) -> pd.DataFrame:
     """Every model of several trainings against the first of them, on the same samples, cell by cell.
 
     Columns: model, baseline, suite, attack, budget, n, difference (share, mean over trainings, model minus baseline), low, high, p_value
-    (`stats.SeedDifference`: trainings and samples count as drawn), p_holm (Holm-adjusted over this table). Of a suite of several attacks
+    (`stats.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of several attacks
     the worst case is compared, of a suite of corruptions the mean over all of them. Cells that are not complete are left out.
     """
-    found_groups = groups(run)
+    several = {title: labels for title, labels in groups(run).items() if len(labels) > 1}
     records = []
-    for title in list(found_groups)[1:]:
-        baseline = next(iter(found_groups))
+    for title in list(several)[1:]:
+        baseline = next(iter(several))
         for suite, cell, parts in headline_columns(run):
-            ours, theirs = (_scores(run, found_groups[name], cell, parts) for name in (title, baseline))
-            if ours is None or theirs is None:
+            labels = [*several[title], *several[baseline]]
+            if any(run.status(label, part).text != "complete" for label in labels for part in parts):
                 continue
+            ours, theirs = (_scores(run, several[name], cell, parts) for name in (title, baseline))
             found = stats.SeedDifference.of(theirs, ours)
             records.append(
                 {"model": title, "baseline": baseline, "suite": suite, "attack": cell.attack, "budget": cell.budget,
@@ -128,10 +127,8 @@ def headline_columns(run: Run) -> list[tuple[str, Cell, list[Cell]]]:
     return columns + [(name, Cell(f"{name}/{MEAN}", ""), list(suite.cells)) for name, suite in corruptions.items()]
 
 
-def _scores(run: Run, labels: list[str], cell: Cell, parts: list[Cell]) -> NDArray[np.float64] | None:
-    """(trainings, samples), samples in one order: right under all parts, or of a mean the share of parts; None where a part is not complete."""
-    if any(run.status(label, part).text != "complete" for label in labels for part in parts):
-        return None
+def _scores(run: Run, labels: list[str], cell: Cell, parts: list[Cell]) -> NDArray[np.float64]:
+    """(trainings, samples), samples in one order: right under all parts, or of a mean the share of parts. All of them are complete."""
     rows = []
     for label in labels:
         frame = pd.concat([run.cell_rows(label, part)["correct"].astype(float) for part in parts], axis=1).sort_index()

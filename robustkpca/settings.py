@@ -49,7 +49,9 @@ class Frozen(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
+            errors = error.errors()
+            # A misspelt key first: it is why another one is missing.
+            first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
             where = ".".join(map(str, first["loc"])) or "the whole"
             shown = repr(first["input"])
             got = "" if first["type"] == "missing" or len(shown) > 80 else f" (got {shown})"
@@ -194,6 +196,12 @@ class ModelSettings(Frozen):
             return self.family.removeprefix("timm:").removeprefix("own:")
         size = self.size or f"w{self.width}d{self.depth}h{self.heads}"
         return f"{FAMILIES[self.family]}-{size}" + (f" ({self.rpc.label})" if self.rpc else "")
+
+    @property
+    def long_title(self) -> str:
+        """The title with all that decides RPC-Attention, e.g. `RPC-SymViT-tiny (4iter/layer1, lambda 4)`."""
+        rpc = self.rpc
+        return self.title if rpc is None else self.title.replace(rpc.label, f"{rpc.label}, lambda {rpc.lam:g}")
 
 
 def alike(a: str, b: str) -> bool:

@@ -69,14 +69,19 @@ class Paired:
         return float(stats.binomtest(self.gained, discordant, 0.5, alternative=alternative).pvalue)
 
 
-def over_seeds(shares: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean and Student's t interval of one figure over independently trained models, at least 2; not cut to [0, 1]."""
-    values = np.asarray(shares, dtype=np.float64)
-    if values.ndim != 1 or len(values) < 2:
-        raise ValueError(f"expected at least 2 figures, got shape {values.shape}")
+def over_seeds(scores: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean of a figure over independently trained models, with an interval in which trainings and samples both count as drawn.
+
+    `scores`: (trainings >= 2, samples >= 2) in [0, 1], samples in one order. The variance is that of the mean over trainings plus that over samples
+    of the score averaged over trainings, with Welch-Satterthwaite degrees of freedom (Welch 1947). What trainings and samples do together is
+    counted twice, so the interval is a little too wide rather than too narrow. Cut to [0, 1]; where nothing varies, Wilson's for the samples.
+    """
+    values = _trainings(scores)
     mean = float(values.mean())
-    reach = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values))
-    return mean, mean - reach, mean + reach
+    reach, _ = _reach(mean, [values.mean(axis=1), values.mean(axis=0)], confidence)
+    if reach is None:
+        return mean, *wilson(round(mean * values.shape[1]), values.shape[1], confidence)
+    return mean, max(0.0, mean - reach), min(1.0, mean + reach)
 
 
 @dataclass(frozen=True)
@@ -92,25 +97,39 @@ class SeedDifference:
     def of(cls, first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> SeedDifference:
         """From two arrays (trainings >= 2, samples >= 2) of scores in [0, 1], their samples in the same order.
 
-        Trainings and samples both count as drawn: the variance is the sum of that of each model's mean over its trainings and that of the
-        mean over samples of the difference (averaged over trainings), with Welch-Satterthwaite degrees of freedom (Welch 1947). It counts
-        what trainings and samples do together twice, so the interval is a little too wide rather than too narrow. Where nothing varies, nothing
-        can be said: the interval is all of [-1, 1] and p is 1.
+        Interval and two-sided p as in `over_seeds`, of three variances: of each model's mean over its trainings, and of the difference over samples.
+        Where nothing varies they are those of one training of each.
         """
-        a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(*a.shape, *b.shape) < 2:
-            raise ValueError(
-                f"expected two arrays (at least 2, the same n of at least 2), got shapes {a.shape} and {b.shape}"
-            )
+        a, b = _trainings(first), _trainings(second)
+        if a.shape[1] != b.shape[1]:
+            raise ValueError(f"expected scores of the same samples, got {a.shape[1]} and {b.shape[1]}")
         difference = float(b.mean() - a.mean())
-        parts = [stats.sem(scores) ** 2 for scores in (a.mean(axis=1), b.mean(axis=1), b.mean(axis=0) - a.mean(axis=0))]
-        variance = sum(parts)
-        if variance == 0:
-            return cls(difference, -1.0, 1.0, 1.0)
-        freedom = variance**2 / sum(v**2 / (n - 1) for v, n in zip(parts, (len(a), len(b), a.shape[1]), strict=True))
-        reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(variance)
-        p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(variance), freedom))
+        reach, p = _reach(difference, [a.mean(axis=1), b.mean(axis=1), b.mean(axis=0) - a.mean(axis=0)], confidence)
+        if reach is None:
+            n, moved = a.shape[1], round(abs(difference) * a.shape[1])
+            same = Paired(n, moved, 0) if difference > 0 else Paired(n, 0, moved)
+            return cls(difference, *same.interval(confidence), same.p_value)
         return cls(difference, max(-1.0, difference - reach), min(1.0, difference + reach), p)
+
+
+def _trainings(scores: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 2 or min(values.shape) < 2:
+        raise ValueError(f"expected scores of at least 2 trainings and 2 samples, got shape {values.shape}")
+    return values
+
+
+def _reach(middle: float, draws: list[NDArray[np.float64]], confidence: float) -> tuple[float | None, float]:
+    """How far the interval around `middle` reaches, and the two-sided p of its being 0, when its variance is the sum of those of the means of
+    `draws`; None where they do not vary (beyond rounding)."""
+    parts = [float(stats.sem(values)) ** 2 for values in draws]
+    variance = sum(parts)
+    if variance < 1e-24:
+        return None, 1.0
+    freedom = variance**2 / sum(v**2 / (len(values) - 1) for v, values in zip(parts, draws, strict=True))
+    error = math.sqrt(variance)
+    p = 2 * float(stats.t.sf(abs(middle) / error, freedom))
+    return float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error, p
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ class View:
 def views(run: Run, *, compared: bool = True) -> list[View]:
     """The tables of a run as people read them: one for each suite, then the paired comparison.
 
-    Where every model has several trainings (`seeds.of_seeds`), figures are means over them, and single checkpoints follow in one table.
+    Where a model has several trainings (`seeds.of_seeds`), figures are means over them, and single checkpoints follow in one table.
     """
     if OUT_OF_DISTRIBUTION in run.conditions:
         return [_detection_view(run)]
@@ -44,7 +44,7 @@ def views(run: Run, *, compared: bool = True) -> list[View]:
     if several:
         found += [_seeds_comparison_view(run) if compared else None, _checkpoints_view(run)]
     elif len(run.models) > 1 and compared:
-        found += [_comparison_view(run), _seeds_view(run), _seeds_comparison_view(run)]
+        found.append(_comparison_view(run))
     return [view for view in found if view is not None]
 
 
@@ -110,7 +110,7 @@ def _breakers_view(run: Run, suite: Suite) -> View | None:
     models, of = run.models, f"{run.n}"
     if seeds.of_seeds(run):
         groups = seeds.groups(run)
-        models, of = list(groups), f"{run.n} in each training, all trainings together"
+        models, of = list(groups), f"{run.n} in each training, all of a model's trainings together"
         titles = {label: title for title, labels in groups.items() for label in labels}
         keys = ["model", "suite", "attack", "budget"]
         found = found.assign(model=found["model"].map(titles)).groupby(keys, sort=False).sum().reset_index()
@@ -121,25 +121,6 @@ def _breakers_view(run: Run, suite: Suite) -> View | None:
         cells.loc[rows[row.attack, row.budget], row.model] = f"{row.broken}{alone}"
     note = "that none before it had broken" if suite.cascade else "that were right when clean"
     return View(f"Which attack broke the images ({suite.name})", cells, (f"Numbers of images, of {of}, {note}.",))
-
-
-def _seeds_view(run: Run) -> View | None:
-    """Means over the trainings of those models that have several."""
-    found = seeds.over_seeds(run)
-    columns = [cell for suite, cell, parts in compared_columns(run) if suite in _attacking(run)]
-    rows = {(cell.attack, cell.budget): _cell_name(cell.attack, cell.budget) for cell in columns}
-    if found.empty:
-        return None
-    cells = pd.DataFrame(index=pd.Index(rows.values(), name="attack"), columns=_models(found), dtype=object)
-    for _, row in found.iterrows():
-        if (row["attack"], row["budget"]) in rows:
-            cells.loc[rows[row["attack"], row["budget"]], row["model"]] = with_interval(row)
-    return View("Over seeds", cells, (_meaning(run, found),))
-
-
-def _attacking(run: Run) -> list[str]:
-    """Names of the suites of attacks, and of what needs no suite."""
-    return ["", *(suite.name for suite in run.suites if not suite.corruptions)]
 
 
 def _seeds_comparison_view(run: Run) -> View | None:
@@ -156,7 +137,7 @@ def _seeds_comparison_view(run: Run) -> View | None:
     notes = (
         f"Difference in points to {baseline}, mean over trainings, on the same {run.n} samples, with its 95 % interval, in which trainings and "
         "samples both count as drawn (Welch-Satterthwaite); p: t test of the same, Holm-adjusted over all cells of this comparison (the "
-        "intervals are not). p >= 0.05: not distinguishable.",
+        "intervals are not). p >= 0.05: not distinguishable. Models of one training are not compared here.",
     )
     return View("Comparison over seeds", cells, notes)
 

@@ -77,12 +77,3 @@ def test_paired_interval_covers(gain, loss, n):
         low, high = stats.Paired(n, int(gained), int(lost)).interval()
         inside += low <= gain - loss <= high
     assert 0.93 <= inside / 4000 <= 0.99
-
-
-def test_over_seeds_against_scipy():
-    shares = [0.61, 0.58, 0.66, 0.60]
-    mean, low, high = stats.over_seeds(shares)
-    expected = scipy_stats.t.interval(0.95, 3, loc=np.mean(shares), scale=scipy_stats.sem(shares))
-    assert (mean, low, high) == pytest.approx((np.mean(shares), *expected))
-    with pytest.raises(ValueError, match="at least 2"):
-        stats.over_seeds([0.5])
