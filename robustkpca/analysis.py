@@ -28,18 +28,22 @@ from robustkpca.attention import (
     SymmetricAttention,
 )
 from robustkpca.datasets import Samples
-from robustkpca.errors import SpecError, unknown
+from robustkpca.errors import DataError, SpecError, unknown
 from robustkpca.models import Classifier
 
 
 @dataclass
 class Heads:
-    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also what it pursued."""
+    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also what it pursued.
+
+    `untrained`: in place of the values, a random linear map of the layer's inputs.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     pursuit: kpca.Pursuit | None = None
+    untrained: Tensor | None = None
 
     @cached_property
     def spectrum(self) -> kpca.Spectrum:
@@ -97,20 +101,21 @@ def _loss(heads: Heads) -> Found:
 
 
 def _gamma(heads: Heads) -> Found:
-    """The eigenvector test, and the same test of the values of other tokens (N // 2 places further): what no alignment looks like."""
+    """The eigenvector test, and the same test of untrained values: what alignment comes from keys and values having the same inputs."""
     tokens, axes = heads.v.shape[-2:]
     true = kpca.gamma(heads.k, heads.v)
     scale = true.log_scale.exp()[..., None]
     spread = kpca.gamma_spread(true.values, true.kept)
-    other = kpca.gamma(heads.k, heads.v.roll(tokens // 2, -2))
+    assert heads.untrained is not None
+    other = kpca.gamma(heads.k, heads.untrained)
     control = kpca.gamma_spread(other.values, other.kept)
     missing = (0, max(0, axes - tokens))  # there are only N eigenvalues
     return {
         "heads": {
             "gamma_relative": spread.relative.nanmean(-1),
             "gamma_relative_control": control.relative.nanmean(-1),
-            "cosine": true.cosine.mean(-1),
-            "cosine_control": other.cosine.mean(-1),
+            "cosine": true.cosine.nanmean(-1),
+            "cosine_control": other.cosine.nanmean(-1),
         },
         "gamma": {
             "gamma_difference_mean": spread.mean * scale,
@@ -246,8 +251,8 @@ def analyze(
             done += len(chunk)
             if on_progress:
                 on_progress(done, len(samples))
-    if unused := [layer.name for layer in layers if not layer.means]:
-        warnings.append(f"{', '.join(unused)}: not run by the model")
+    if unused := [str(layer.number) for layer in layers if not layer.shape[-1]]:
+        warnings.append(f"attention of layers {', '.join(unused)}: not run by the model")
     tables = {}
     for table in TABLES:
         rows = [frame for frame in (layer.rows(table) for layer in layers) if len(frame)]
@@ -278,6 +283,13 @@ def attention_layers(classifier: Classifier) -> tuple[list[Layer], list[tuple[st
     return layers, others
 
 
+def _untrained(x: Tensor, v: Tensor) -> Tensor:
+    """Values (B, H, N, D) that are Gaussian linear maps of inputs x (B, N, C), the same ones always."""
+    _, heads, _, width = v.shape
+    weights = torch.randn(heads, x.shape[-1], width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x[:, None] @ weights.to(x.device)
+
+
 @contextlib.contextmanager
 def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Iterator[None]:
     """Within it, a pass of the model analyses its first `batch` images (the classifier may fill a batch up) in each of `layers`."""
@@ -290,8 +302,14 @@ def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Ite
         extract = EXTRACTORS[type(module)]
         if extract is _pursued and "pursuit" not in analyses:
             extract = partial(_pursued, gradients=False)
-        heads = extract(module, args[0][:batch])
-        layer.add(Heads(heads.q.double(), heads.k.double(), heads.v.double(), heads.pursuit), analyses)
+        x = args[0][:batch]
+        heads = extract(module, x)
+        if not all(part.isfinite().all() for part in (heads.q, heads.k, heads.v)):
+            raise DataError(
+                f"{layer.name} (layer {layer.number}): its queries, keys or values are not finite, nor then are its weights or images"
+            )
+        q, k, v = heads.q.double(), heads.k.double(), heads.v.double()
+        layer.add(Heads(q, k, v, heads.pursuit, _untrained(x.double(), v)), analyses)
 
     handles = [layer.module.register_forward_hook(partial(catch, layer), with_kwargs=True) for layer in layers]
     try:

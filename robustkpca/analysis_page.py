@@ -9,9 +9,11 @@ import pandas as pd
 
 from robustkpca.analysis_plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.document import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
+from robustkpca.errors import RunError
 from robustkpca.storage import write_files
 
 PAGE = "analysis.md"
+TABLES = ("heads", "gamma", "spectrum", "pursuit")
 _FIGURES = "figures"
 # A column of text: its title, the quantity (of the table `heads`) and the one it is to be compared with.
 _HEADS = {
@@ -26,7 +28,8 @@ _MEANINGS = {
     "log_feature_norm": "log |phi|^2: logarithm of the mean of |phi(q)|^2, the first part of J.",
     "effective_rank": "Effective rank: exp of the entropy of the centred Gram matrix' eigenvalues (Roy and Vetterli 2007).",
     "gamma_relative": "Spread: mean |gamma_i - gamma_j| / mean |gamma|, over axes; 0 where the values hold eigenvectors, at most 2.",
-    "cosine": "Cosine: between K~ a and a, over axes; 1 where the values hold eigenvectors. Control: the same with values of other tokens.",
+    "cosine": "Cosine: between K~ a and a, over axes; 1 where the values hold eigenvectors. Control: the same with a random linear map "
+    "of the layer's inputs in place of the values, as before any training.",
 }
 _PURSUIT = {
     "mu": "mu",
@@ -76,6 +79,19 @@ def model_views(tables: Mapping[str, pd.DataFrame], model: str) -> list[tuple[st
     return views
 
 
+def claim(folder: Path) -> None:
+    """Make `folder`, which must be new, empty, or an earlier analysis. Raises RunError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {file.name for file in folder.iterdir()}
+    except OSError as error:
+        raise RunError(f"--out {folder}: {error.strerror or error}") from None
+    if content and PAGE not in content:
+        raise RunError(
+            f"--out {folder}: expected a new or empty folder or an earlier analysis; it holds something else"
+        )
+
+
 def write(
     folder: Path,
     tables: Mapping[str, pd.DataFrame],
@@ -84,6 +100,8 @@ def write(
     logs: Sequence[Path] = (),
 ) -> list[Path]:
     """Write the page, the figures it shows (also as SVG) and each table as Parquet and CSV; returns the files, the page first.
+
+    The tables and figures of an earlier analysis in `folder` that this one does not have are removed.
 
     `tables`: as `robustkpca.analysis` makes them, with a column model in front. `receipt`: setting to value. `logs`: CSV logs of training
     for the figure of the loss (see `plot_loss`).
@@ -94,7 +112,10 @@ def write(
         Heading("Attention as kernel PCA", 1),
         Paragraph(
             "Queries, keys and values of every attention layer, read as kernel principal component analysis of the keys (Teo and Nguyen, arXiv "
-            "2406.13762, section 2). Means over images; the tables beside this page hold all quantities with standard errors (_se)."
+            "2406.13762, section 2). Layers and heads are counted from 1. In layers with RPC-Attention the keys are those of its last iteration, K - S - "
+            "Y/mu, and so are the queries where they are the keys; in Scaled Attention the values are (I - S) V. Means over images; the tables beside this "
+            "page hold all quantities with standard errors (_se). In the table gamma, `eigenvalue` is the axis-th largest (of K~ / N): axes have no "
+            "order of their own; `left_out` is the share of tokens whose coefficient is below 1/1000 of the axis' root mean square, for which gamma is not defined."
         ),
     ]
     if warnings:
@@ -114,6 +135,10 @@ def write(
     for name, (drawn, _) in figures.items():
         files[folder / _FIGURES / f"{name}.png"] = drawn.png
         files[folder / _FIGURES / f"{name}.svg"] = drawn.svg
+    claim(folder)
+    old = {folder / f"{name}.{kind}" for name in TABLES for kind in ("csv", "parquet")}
+    for file in {*old, *folder.glob(f"{_FIGURES}/*")} - set(files):
+        file.unlink(missing_ok=True)
     write_files(files)
     return list(files)
 

@@ -177,7 +177,9 @@ def gamma(k: Tensor, v: Tensor, floor: float = 1e-3) -> Gamma:
     inverse_g = (smallest[..., None] - log_g).exp()[..., None]
     quotient = inverse_g * numerator / (u.shape[-2] * torch.where(kept, u, torch.ones_like(u)))
     a = (log_g - log_g.amax(-1, keepdim=True)).exp()[..., None] * u
-    cosine = torch.nn.functional.cosine_similarity(numerator, a, dim=-2, eps=torch.finfo(a.dtype).tiny)
+    # Each scaled by its largest entry first, whose squares neither overflow nor vanish.
+    scaled = [x / x.abs().amax(-2, keepdim=True) for x in (numerator, a)]
+    cosine = (scaled[0] * scaled[1]).sum(-2) / (scaled[0].norm(dim=-2) * scaled[1].norm(dim=-2))
     return Gamma(torch.where(kept, quotient, torch.nan), -smallest, kept, cosine)
 
 

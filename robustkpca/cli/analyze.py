@@ -99,6 +99,14 @@ def analyze(
     found: dict[str, list[pd.DataFrame]] = {}
     warnings = list(failed)
     labels = _labels(usable)
+    for model in usable:
+        analysis.attention_layers(
+            model
+        )  # raises, before the others' work is done, where there is nothing to be analysed
+    receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
+    if out_dir is None:
+        out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
+    analysis_page.claim(out_dir)
     with progress_bar() as progress:
         for label, model in labels.items():
             bar = progress.add_task(label, total=len(samples))
@@ -114,9 +122,6 @@ def analyze(
                 found.setdefault(name, []).append(table)
             warnings += [f"{label}: {text}" for text in result.warnings]
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
-    receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
-    if out_dir is None:
-        out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
     command = "robustkpca " + shlex.join(sys.argv[1:])
     files = analysis_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
     views = [view for label in labels for view in analysis_page.model_views(tables, label)]
