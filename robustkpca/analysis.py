@@ -232,13 +232,7 @@ def analyze(
     """
     if batch_size < 1:
         raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
-    for name in analyses:
-        if name not in ANALYSES:
-            raise SpecError(unknown("analysis", name, ANALYSES))
-    layers, ignored = attention_layers(classifier)
-    if "pursuit" in analyses and not any(isinstance(layer.module, RPCAttention) for layer in layers):
-        kinds = ", ".join(sorted({type(layer.module).__name__ for layer in layers}))
-        raise SpecError(f"pursuit needs RPCAttention, {classifier.title} has {kinds}")
+    layers, ignored = attention_layers(classifier, analyses)
     chosen = list(analyses or ANALYSES)
     warnings = [f"{name}: {kind} is not analysed" for name, kind in ignored]
     done = 0
@@ -266,8 +260,14 @@ def analyze(
     )
 
 
-def attention_layers(classifier: Classifier) -> tuple[list[Layer], list[tuple[str, str]]]:
-    """The layers that can be analysed, and name and class of what looks like attention but is of no class in EXTRACTORS."""
+def attention_layers(classifier: Classifier, analyses: Sequence[str] = ()) -> tuple[list[Layer], list[tuple[str, str]]]:
+    """The layers that can be analysed, and name and class of what looks like attention but is of no class in EXTRACTORS.
+
+    Raises SpecError where there is none, or none that one of `analyses` needs.
+    """
+    for name in analyses:
+        if name not in ANALYSES:
+            raise SpecError(unknown("analysis", name, ANALYSES))
     layers: list[Layer] = []
     others: list[tuple[str, str]] = []
     for name, module in classifier.network.named_modules():
@@ -280,6 +280,9 @@ def attention_layers(classifier: Classifier) -> tuple[list[Layer], list[tuple[st
         known = ", ".join(sorted(kind.__name__ for kind in EXTRACTORS))
         found = ", ".join(sorted({kind for _, kind in others})) or "none"
         raise SpecError(f"analyze needs one of {known}; attention in {classifier.title}: {found}")
+    if "pursuit" in analyses and not any(isinstance(layer.module, RPCAttention) for layer in layers):
+        kinds = ", ".join(sorted({type(layer.module).__name__ for layer in layers}))
+        raise SpecError(f"pursuit needs RPCAttention, {classifier.title} has {kinds}")
     return layers, others
 
 

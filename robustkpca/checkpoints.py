@@ -104,6 +104,9 @@ def load_classifier(
             f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
         )
     state, notes = dict(file.state), list(file.notes)
+    recorded = (file.settings or {}).get("family") or ("rpc-symvit" if file.args.get("robust") else settings.family)
+    if recorded != settings.family:
+        notes.append(f"the file says {recorded}, used as {settings.family}")
     if img_size is not None and img_size != settings.preprocessing.img_size:
         assert settings.patch_size is not None
         if img_size % settings.patch_size:

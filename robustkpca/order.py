@@ -146,6 +146,20 @@ def rows_hold(m: Model) -> Said:
     return "fail", f"{len(raised)} rows must not be believed: {reasons}", "Figures on such rows are shown as invalid."
 
 
+def above_chance(m: Model) -> Said:
+    """A model that guesses has nothing that an attack could take."""
+    if m.clean is None or not m.described["settings"]:
+        return None
+    right, n, guess = int(m.clean["correct"].sum()), len(m.clean), 1 / m.described["settings"]["num_classes"]
+    if stats.wilson(right, n)[0] > guess:
+        return "pass", "clean accuracy is above chance", ""
+    return (
+        "warn",
+        f"{right} of {n} images are right without an attack, which cannot be told from guessing ({guess:.1%})",
+        "What an attack leaves of that says nothing: look at weights, preprocessing and labels, or take more images.",
+    )
+
+
 def settings(m: Model) -> Said:
     """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones, steps beyond the ball or too short to cross it."""
     said: list[Said] = []

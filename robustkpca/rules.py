@@ -145,6 +145,7 @@ def _normalisation(m: Model) -> Said:
 
 RULES: dict[str, Callable[[Model], Said]] = {
     "rows": order.rows_hold,
+    "chance": order.above_chance,
     "settings": order.settings,
     "logits": _softmaxed,
     "randomness": _random,

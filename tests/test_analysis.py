@@ -9,7 +9,7 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from robustkpca import analysis, kpca
+from robustkpca import analysis, analysis_page, kpca
 from robustkpca.analysis import EXTRACTORS, Mean, analyze
 from robustkpca.analysis_plots import plot_gamma, plot_loss
 from robustkpca.attention import RPCAttention, SymmetricAttention
@@ -292,3 +292,38 @@ def test_figures_are_the_same_again_and_logs_are_checked(tmp_path, found):
         log.write_text(text)
         with pytest.raises(DataError, match=said):
             plot_loss([log])
+
+
+def test_a_folder_holds_one_analysis_and_nothing_else_is_touched(tmp_path):
+    both = ("analyze", "symvit", "--limit", 2, "--only", "loss", "--out", tmp_path / "o")
+    assert call(*both, "--only", "gamma").returncode == 0
+    assert (tmp_path / "o" / "gamma.csv").exists()
+    (tmp_path / "o" / "mine.csv").write_text("1")
+    assert call(*both).returncode == 0
+    left = {file.name for file in (tmp_path / "o").iterdir()}
+    assert left == {"analysis.md", "heads.csv", "heads.parquet", "mine.csv", "figures"}
+    assert not list((tmp_path / "o" / "figures").iterdir())
+    (tmp_path / "o" / "analysis.md").unlink()
+    refused = call(*both)
+    assert (refused.returncode, "it holds something else" in refused.stderr) == (2, True)
+    assert set(analysis_page.TABLES) == set(analysis.TABLES)
+
+
+def test_weights_that_are_not_finite_are_refused_by_layer(noise):
+    model = tiny()
+    model.network.blocks[1].attn.qkv.weight[3, 3] = torch.nan
+    with pytest.raises(DataError, match=r"blocks.1.attn \(layer 2\): its queries, keys or values are not finite"):
+        analyze(model, noise)
+
+
+def test_a_cosine_is_one_whatever_the_scale():
+    """Keys so long that every g but one underflows beside the largest."""
+    torch.manual_seed(0)
+    k, v = 60 * torch.randn(1, 1, 12, 8, dtype=torch.float64), torch.randn(1, 1, 12, 8, dtype=torch.float64)
+    cosine = kpca.gamma(k, v).cosine
+    assert ((cosine.abs() <= 1 + 1e-12) | cosine.isnan()).all()
+    assert not kpca.gamma(k / 60, v).cosine.isnan().any()
+
+
+def test_layers_without_pursuit_are_no_layers_that_were_not_run(noise):
+    assert analyze(tiny("rpc-symvit", RPC), noise.take(np.arange(2)), ["pursuit"]).warnings == []

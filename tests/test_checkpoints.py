@@ -161,6 +161,15 @@ def test_loading_is_strict_and_counts(tmp_path, state):
         load_classifier(checkpoint=tmp_path / "c.safetensors")
 
 
+def test_weights_of_rpc_attention_used_without_it_are_noted(tmp_path, state):
+    settings = tiny_settings("rpc-symvit", RPCSettings(iterations=2, lam=1.0))
+    checkpoints.save(tmp_path / "rpc.safetensors", state, settings, {})
+    assert load_classifier("symvit", tmp_path / "rpc.safetensors").notes == (
+        "the file says rpc-symvit, used as symvit",
+    )
+    assert load_classifier("rpc-symvit", tmp_path / "rpc.safetensors").notes == ()
+
+
 def test_weights_of_another_family_or_size(tmp_path, state):
     torch.save(state, tmp_path / "sym.pth")
     with pytest.raises(CheckpointError, match="expected vit, got the weights of a symvit"):

@@ -191,7 +191,7 @@ def test_findings_stand_under_the_table_of_eval(place):
     assert "warn settings, SymViT-w16d2h2: weak at eps 64/255: 1 steps of 1e-06 do not reach" in " ".join(
         done.stdout.split()
     )
-    assert "findings: 0 fail, 1 warn" in done.stdout
+    assert "findings: 0 fail, 2 warn" in done.stdout  # the other: its answers are guesses
 
 
 def test_options_reach_the_request(place):

@@ -253,6 +253,8 @@ def right(k: int, n: int = 100) -> list[bool]:
         ("masked-gradient", {("diagnose/square", "8/255"): right(60)[::-1], **{(f"diagnose/{a}", "8/255"): right(45)
                        for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}}, "warn", "40 images"),
         ("eps-zero", {}, "pass", "clean answers"),
+        ("chance", {}, "pass", "above chance"),
+        ("chance", {("clean", ""): right(55)}, "warn", "cannot be told from guessing (50.0%)"),
         ("eps-order", {}, "pass", "at n = 100, where differences under 7 points do not show"),
     ],
 )  # fmt: skip

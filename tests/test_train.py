@@ -67,8 +67,8 @@ def test_training_lowers_the_loss_and_the_file_needs_nothing_else(digits, tmp_pa
 def test_one_seed_gives_one_model(few, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.rand(3)
-        training.run("symvit", few, tmp_path / name, overrides=QUICK, seed=seed)
-    a, b, c = (load_classifier(checkpoint=tmp_path / name).weights for name in "abc")
+        training.run("symvit", few, tmp_path / f"{name}.safetensors", overrides=QUICK, seed=seed)
+    a, b, c = (load_classifier(checkpoint=tmp_path / f"{name}.safetensors").weights for name in "abc")
     assert a == b != c
 
 
@@ -109,7 +109,7 @@ def test_the_rate_warms_up_and_falls_as_a_cosine(few):
 
 def test_a_loss_that_is_not_finite_stops_with_its_place(few, tmp_path):
     with pytest.raises(TrainingError, match=r"epoch \d, step \d+.*layer 1 .*nothing was kept"):
-        training.run("symvit", few, tmp_path / "m", overrides={**QUICK, "lr": 1e30, "warmup": 0.0})
+        training.run("symvit", few, tmp_path / "m.safetensors", overrides={**QUICK, "lr": 1e30, "warmup": 0.0})
     assert not list(tmp_path.iterdir())
 
 
@@ -199,7 +199,7 @@ def test_processes_share_the_batches_of_one_process(repeats, mixup):
 
 def test_holdout_must_leave_something(few, tmp_path):
     with pytest.raises(DataError, match="--holdout: expected 0 to 99, got 100"):
-        training.run("symvit", few, tmp_path / "m", overrides=QUICK, holdout=100)
+        training.run("symvit", few, tmp_path / "m.safetensors", overrides=QUICK, holdout=100)
 
 
 def test_pixels_are_read_without_loss(digits):
@@ -276,18 +276,18 @@ def test_the_moving_average_is_the_one_of_its_decay(few, tmp_path):
     def look(figures):
         seen.append(torch.load(tmp_path / "m.pth", weights_only=True))
 
-    training.run("symvit", few, tmp_path / "m", overrides=settings, on_epoch=look)
+    training.run("symvit", few, tmp_path / "m.safetensors", overrides=settings, on_epoch=look)
     first, second = seen
     for name, average in second["model_ema"].items():
         torch.testing.assert_close(average, 0.75 * first["model_ema"][name] + 0.25 * second["model"][name])
 
 
 def test_weights_to_start_from_must_have_the_classes_of_the_data(few, tmp_path):
-    training.run("symvit", few, tmp_path / "m", overrides={"epochs": 1, "batch_size": 50})
-    rpc = load_classifier("rpc-symvit", tmp_path / "m", iterations=1, lam=4.0)
+    training.run("symvit", few, tmp_path / "m.safetensors", overrides={"epochs": 1, "batch_size": 50})
+    rpc = load_classifier("rpc-symvit", tmp_path / "m.safetensors", iterations=1, lam=4.0)
     onward = {"epochs": 1, "batch_size": 50, "lr": 1e-9}
-    training.run("rpc-symvit", few, tmp_path / "n", start=rpc, overrides=onward)
-    found = load_classifier(checkpoint=tmp_path / "n")
+    training.run("rpc-symvit", few, tmp_path / "n.safetensors", start=rpc, overrides=onward)
+    found = load_classifier(checkpoint=tmp_path / "n.safetensors")
     assert found.settings == rpc.settings
     for (name, new), old in zip(found.network.state_dict().items(), rpc.network.state_dict().values(), strict=True):
         torch.testing.assert_close(new, old, atol=1e-6, rtol=0, msg=name)
@@ -295,7 +295,7 @@ def test_weights_to_start_from_must_have_the_classes_of_the_data(few, tmp_path):
     with pytest.raises(
         DataError, match=r"expected the 10 classes.*1 are unknown to it \(ten\); 1 are missing in the data \(9\)"
     ):
-        training.run("rpc-symvit", other, tmp_path / "o", start=rpc)
+        training.run("rpc-symvit", other, tmp_path / "o.safetensors", start=rpc)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

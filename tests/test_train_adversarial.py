@@ -124,6 +124,6 @@ def test_attacks_see_the_network_in_eval_mode_and_one_training_pass_follows(meth
 def test_a_run_with_attacks_is_repeatable(tmp_path, method):
     few = load_samples("digits", split="train", limit=60)
     changes = {"epochs": 1, "batch_size": 30, "adversarial": method, "attack_steps": 2, "mixup": 0.0}
-    a, b = (training.run("symvit", few, tmp_path / name, overrides=changes) for name in "ab")
+    a, b = (training.run("symvit", few, tmp_path / f"{name}.safetensors", overrides=changes) for name in "ab")
     assert a["epochs"][0]["train_loss"] == b["epochs"][0]["train_loss"]
     assert a["recipe"]["adversarial"] == method

@@ -64,6 +64,8 @@ def test_it_trains_goes_on_and_says_what_it_wrote(tmp_path, monkeypatch):
     (("--amp", "fp8"), "recipe: amp: Input should be 'none', 'bf16' or 'fp16' (got 'fp8')"),
     (("--patch-size", "3"), "patch size 3: expected one that divides the image size 8"),
     (("--out", "m.pth"), "--out: expected a name such as m.safetensors"),
+    (("--out", "m.txt"), "--out: expected a name such as m.safetensors"),
+    (("--eps", "4/255", "--beta", "1"), "--eps, --beta: of adversarial training; expected --adversarial"),
     (("--start", "embedded.safetensors"), "expected a file, found nothing there"),
     (("--adversarial", "trades", "--set", "mixup=1"), "expected mixup, cutmix and erasing 0"),
 ])  # fmt: skip

@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
 
 
 def test_killed_in_the_middle_of_an_epoch_it_ends_the_same_to_the_bit(trained):
-    check(trained / "cut", trained / "whole")
+    check(trained / "cut.safetensors", trained / "whole.safetensors")
 
 
 def test_stopped_by_an_exception_it_ends_the_same_to_the_bit(tmp_path):
@@ -73,14 +73,14 @@ def test_stopped_by_an_exception_it_ends_the_same_to_the_bit(tmp_path):
 
 
 def test_two_processes_train_to_the_loss_of_one(trained):
-    one, two = log(trained / "one"), log(trained / "two")
+    one, two = log(trained / "one.safetensors"), log(trained / "two.safetensors")
     assert len(two) == 2
     for row, alone in zip(two, one, strict=True):
         assert float(row["train_loss"]) == pytest.approx(float(alone["train_loss"]), rel=1e-4)
         assert float(row["projection_loss"]) == pytest.approx(float(alone["projection_loss"]), rel=1e-2)
         assert row["lr"] == alone["lr"]
-    assert state(trained / "two")["model"].keys() == state(trained / "one")["model"].keys()
-    assert {p.name for p in trained.glob("two*")} == {"two", "two.csv", "two.pth"}  # no parts left
+    assert state(trained / "two.safetensors")["model"].keys() == state(trained / "one.safetensors")["model"].keys()
+    assert {p.name for p in trained.glob("two*")} == {"two.safetensors", "two.csv", "two.pth"}  # no parts left
 
 
 def test_what_is_complete_is_not_trained_again_and_other_settings_are_refused(tmp_path):
@@ -120,4 +120,4 @@ def test_what_is_complete_is_not_trained_again_and_other_settings_are_refused(tm
 def test_tensorboard_is_asked_for_in_words_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(SpecError, match="pip install tensorboard"):
-        go(tmp_path / "m", board=tmp_path / "board")
+        go(tmp_path / "m.safetensors", board=tmp_path / "board")

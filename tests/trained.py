@@ -66,17 +66,17 @@ def die(step: int, total: int) -> None:
 
 
 def main(folder: Path) -> None:
-    assert ended(forked(lambda: go(folder / "whole"))) == [0]
-    assert ended(forked(lambda: go(folder / "cut", on_step=die))) == [signal.SIGKILL]
+    assert ended(forked(lambda: go(folder / "whole.safetensors"))) == [0]
+    assert ended(forked(lambda: go(folder / "cut.safetensors", on_step=die))) == [signal.SIGKILL]
     assert torch.load(folder / "cut.pth", weights_only=True)["epoch"] == 0
-    assert ended(forked(lambda: go(folder / "cut"))) == [0]
+    assert ended(forked(lambda: go(folder / "cut.safetensors"))) == [0]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"overrides": SHARED, "projection_loss": 4}
     places = [Place(rank, 2, rank, 2, "127.0.0.1", port) for rank in range(2)]
-    pair = [forked(lambda here=here: go(folder / "two", here=here, **shared)) for here in places]
-    assert ended(*pair, forked(lambda: go(folder / "one", **shared))) == [0, 0, 0]
+    pair = [forked(lambda here=here: go(folder / "two.safetensors", here=here, **shared)) for here in places]
+    assert ended(*pair, forked(lambda: go(folder / "one.safetensors", **shared))) == [0, 0, 0]
 
 
 if __name__ == "__main__":

@@ -100,9 +100,7 @@ def analyze(
     warnings = list(failed)
     labels = _labels(usable)
     for model in usable:
-        analysis.attention_layers(
-            model
-        )  # raises, before the others' work is done, where there is nothing to be analysed
+        analysis.attention_layers(model, only or ())  # raises before another model's work is done
     receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
     if out_dir is None:
         out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"

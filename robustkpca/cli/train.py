@@ -109,6 +109,13 @@ def train(
         "attack_steps": attack_steps,
         "beta": beta,
     }
+    attacks = {"--eps": eps, "--attack-steps": attack_steps, "--beta": beta}
+    if idle := [
+        flag for flag, value in attacks.items() if value is not None and adversarial is None and recipe is None
+    ]:
+        raise SpecError(
+            f"{', '.join(idle)}: of adversarial training; expected --adversarial pgd-at or trades beside it"
+        )
     overrides = training.parse_settings(changes or []) | {k: v for k, v in flags.items() if v is not None}
     chosen = training.load_recipe(recipe) if recipe else None
     pursues = split_name(model)[0] in PURSUING

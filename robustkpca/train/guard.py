@@ -41,12 +41,15 @@ def broken_forward(network: nn.Module, forward: Callable[[], Any]) -> str:
 
 
 def broken_backward(network: nn.Module) -> str:
-    """Says in words in which attention layer, the last one first, a gradient that is not finite came up."""
+    """Says in words where a gradient that is not finite came up: in which attention layer, the last one first, else of which parameter."""
     layers = attention_modules(network)
     for number, (name, module) in reversed(list(enumerate(layers, start=1))):
         if not all(finite(p.grad) for p in module.parameters() if p.grad is not None):
-            return f"backward, the attention of layer {number} ({name}) broke first"
-    return "the gradient of the attention of all layers is finite"
+            return f"its gradient is not finite, backward, the attention of layer {number} ({name}) broke first"
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None and not finite(parameter.grad):
+            return f"its gradient is not finite in {name}, and finite in the attention of all layers"
+    return "every gradient is finite, but not the norm of all of them"
 
 
 def finite(values: Tensor) -> bool:

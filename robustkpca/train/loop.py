@@ -122,7 +122,7 @@ class Trainer:
             raise TrainingError(f"{about}, {where}; {_ADVICE}")
         # In float16 the scaler leaves such a step out and lowers its scale.
         if not self.scaler.is_enabled() and not finite(norm):
-            raise TrainingError(f"{about}, its gradient is not finite, {broken_backward(self.network)}; {_ADVICE}")
+            raise TrainingError(f"{about}, {broken_backward(self.network)}; {_ADVICE}")
         if self.recipe.clip_grad:
             nn.utils.clip_grads_with_norm_(self.network.parameters(), self.recipe.clip_grad, norm)
         self.scaler.step(self.optimizer)

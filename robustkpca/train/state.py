@@ -21,13 +21,16 @@ COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", 
 
 
 def companions(out: Path) -> tuple[Path, Path]:
-    """The state (.pth) and the log (.csv) beside a checkpoint `out`. Raises SpecError where that would be one of them."""
-    state, log = out.with_suffix(".pth"), out.with_suffix(".csv")
-    if out in (state, log):
-        raise SpecError(
-            f"--out: expected a name such as {out.stem}.safetensors ({out.name} is kept beside it), got {out}"
-        )
-    return state, log
+    """The state (.pth) and the log (.csv) beside a checkpoint `out`, whose folder is made. Raises SpecError where `out` can be no checkpoint."""
+    if out.suffix != ".safetensors":
+        raise SpecError(f"--out: expected a name such as {out.stem}.safetensors, got {out}")
+    if out.is_dir():
+        raise SpecError(f"--out: expected a file, {out} is a folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out: cannot make {out.parent}: {error.strerror or error}") from None
+    return out.with_suffix(".pth"), out.with_suffix(".csv")
 
 
 def save_state(
