@@ -11,7 +11,7 @@ from robustkpca.outcomes import Run
 from robustkpca.rules import Finding
 from robustkpca.spec import CLEAN, Suite, load_suite, suite_names
 from robustkpca.tables import WORST
-from robustkpca.views import share, with_interval
+from robustkpca.views import points, share, with_interval
 
 
 def summary(run: Run, found: Sequence[Finding]) -> list[str]:
@@ -89,8 +89,8 @@ def _verdicts(run: Run) -> list[str]:
             row = clear.loc[clear["difference"].abs().idxmax()]
             name = f"{row['attack'].replace('/', ', ')} {row['budget']}".strip()
             line += (
-                f"; the largest clear difference is {100 * row['difference']:+.1f} points "
-                f"({100 * row['low']:+.1f} to {100 * row['high']:+.1f}) under {name}"
+                f"; the largest clear difference is {points(row['difference'])} points "
+                f"({points(row['low'])} to {points(row['high'])}) under {name}"
             )
         lines.append(f"{line} ({test}, Holm-adjusted over all cells).")
     return lines

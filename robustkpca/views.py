@@ -53,6 +53,11 @@ def share(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def points(difference: float) -> str:
+    """A difference of shares in points, with its sign."""
+    return f"{100 * difference:+.1f}".replace("-0.0", "+0.0")
+
+
 def with_interval(row: pd.Series) -> str:
     """`87.1 (84.9–89.0)`, or the status of a cell that has no figure."""
     if row["status"] != "complete":
@@ -265,7 +270,7 @@ def _comparison_view(run: Run) -> View:
         if suite_.corruptions:
             parts = {m: frame[(frame["suite"] == suite_.name) & (frame["model"] == m)] for m in rest}
             rows[f"{suite_.name}, mean"] = [
-                f"{100 * p['difference'].mean():+.1f}" if len(p) == len(suite_.cells) else "not available"
+                points(p["difference"].mean()) if len(p) == len(suite_.cells) else "not available"
                 for p in parts.values()
             ]
     cells = pd.DataFrame.from_dict(rows, orient="index", columns=rest, dtype=object)
@@ -280,4 +285,4 @@ def _comparison_view(run: Run) -> View:
 def _difference(row: pd.Series) -> str:
     p = row["p_holm"]
     said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}{'' if p < 0.05 else ', not distinguishable'}"
-    return f"{100 * row['difference']:+.1f} ({100 * row['low']:+.1f} to {100 * row['high']:+.1f}; {said})"
+    return f"{points(row['difference'])} ({points(row['low'])} to {points(row['high'])}; {said})"
