@@ -25,6 +25,7 @@ from robustkpca.settings import (
     IMAGENET_STD,
     PURSUING,
     SIZES,
+    TRAINED_AS,
     ModelSettings,
     RPCSettings,
     alike,
@@ -107,6 +108,10 @@ def load_classifier(
     recorded = (file.settings or {}).get("family") or ("rpc-symvit" if file.args.get("robust") else settings.family)
     if recorded != settings.family:
         notes.append(f"the file says {recorded}, used as {settings.family}")
+    if settings.rpc and (trained := (file.settings or {}).get("rpc")):
+        trained = RPCSettings.parse(trained, about)
+        if trained != settings.rpc:
+            notes.append(f"{TRAINED_AS}{trained.label}, lambda {trained.lam:g}")
     if img_size is not None and img_size != settings.preprocessing.img_size:
         assert settings.patch_size is not None
         if img_size % settings.patch_size:

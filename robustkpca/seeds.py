@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from robustkpca import stats
 from robustkpca.outcomes import Run
-from robustkpca.settings import ModelSettings
+from robustkpca.settings import TRAINED_AS, ModelSettings
 from robustkpca.spec import CLEAN, Cell
 from robustkpca.tables import accuracy_table, columns_of, compared_columns
 
@@ -20,7 +20,7 @@ MEAN = "mean"
 def groups(run: Run) -> dict[str, list[str]]:
     """Labels of a run's models by what they are trainings of, in the order met.
 
-    Models of the same settings and other weights are trainings of one; mean and std of the training images, which differ with the images
+    Models of the same settings and other weights, trained with the same RPC settings, are trainings of one; mean and std of the training images, which differ with the images
     drawn, do not count. The same weights again, or a model that could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
     """
     members: dict[str, dict[str, str]] = {}
@@ -30,9 +30,10 @@ def groups(run: Run) -> dict[str, list[str]]:
         key, title = label, label
         if settings is not None:
             chosen = settings | {"preprocessing": settings["preprocessing"] | {"mean": None, "std": None}}
-            known = json.dumps(chosen, sort_keys=True)
+            trained = [note for note in model["notes"] if note.startswith(TRAINED_AS)]
+            known = json.dumps([chosen, trained], sort_keys=True)
             if weights not in members.get(known, {}):
-                key, title = known, ModelSettings.parse(settings, f"run {run.path}").long_title
+                key, title = known, ", ".join([ModelSettings.parse(settings, f"run {run.path}").long_title, *trained])
         titles[key] = title
         members.setdefault(key, {})[weights or label] = label
     names = [titles[key] for key in members]

@@ -27,6 +27,7 @@ FAMILIES: dict[str, str] = {
 PURSUING = ("rpc-symvit", "rpc-vit")  # families with RPC-Attention
 # Families of the same parameters, which a file of weights alone cannot tell apart.
 ALIKE: tuple[tuple[str, ...], ...] = (("symvit", "rpc-symvit"), ("vit", "rpc-vit"))
+TRAINED_AS = "trained as "  # begins the note of a model that runs with other RPC settings than it was trained with
 _ELSEWHERE = ("timm:", "hf-hub:", "own:")  # families whose shape is not in the settings
 # Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
 CLASS_LISTS: dict[int, str] = {

@@ -168,6 +168,8 @@ def test_weights_of_rpc_attention_used_without_it_are_noted(tmp_path, state):
         "the file says rpc-symvit, used as symvit",
     )
     assert load_classifier("rpc-symvit", tmp_path / "rpc.safetensors").notes == ()
+    more = load_classifier("rpc-symvit", tmp_path / "rpc.safetensors", iterations=4)
+    assert more.notes == ("trained as 2iter/layer1, lambda 1",)
 
 
 def test_weights_of_another_family_or_size(tmp_path, state):

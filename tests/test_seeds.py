@@ -5,12 +5,13 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from robustkpca import report, seeds, stats, summary, tables, views
+from robustkpca import checkpoints, report, seeds, stats, summary, tables, views
+from robustkpca.checkpoints import load_classifier
 from robustkpca.evaluation import evaluate
 from robustkpca.models import Classifier
 from robustkpca.settings import RPCSettings
 from robustkpca.spec import CLEAN, Suite, load_suite
-from tests.conftest import noise, tiny
+from tests.conftest import noise, tiny, tiny_settings
 
 
 def trained(family="symvit", number=3, rpc=None):
@@ -81,6 +82,19 @@ def test_lambda_tells_groups_apart(noise_samples, tmp_path):
     assert list(seeds.groups(run)) == names
     assert list(views.views(run)[0].cells.index) == names
     assert run.models == [f"{name} [rpc-symvit-{i}]" for name in names for i in range(2)]
+
+
+def test_other_iterations_than_in_training_are_kept_apart(noise_samples, tmp_path):
+    """Two models trained with other iterations and run with the same are not trainings of one."""
+    models = []
+    for seed, n in enumerate((2, 2, 3, 3)):
+        path = tmp_path / f"{seed}.safetensors"
+        settings = tiny_settings("rpc-symvit", RPCSettings(iterations=n, lam=1.0))
+        checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, {})
+        models.append(load_classifier(checkpoint=path, iterations=4))
+    run = evaluate(models, noise_samples, [], tmp_path / "run")
+    name = "RPC-SymViT-w16d2h2 (4iter/layer1, lambda 1), trained as"
+    assert list(seeds.groups(run)) == [f"{name} 2iter/layer1, lambda 1", f"{name} 3iter/layer1, lambda 1"]
 
 
 def test_the_comparison_rests_on_all_trainings(run):
