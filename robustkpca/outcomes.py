@@ -328,7 +328,11 @@ class Run:
 
     def cell_rows(self, model: str, cell: Cell) -> pd.DataFrame:
         """Rows of one cell, indexed by sample id."""
-        return self._groups.get((model, cell.attack, cell.budget), self.rows.iloc[:0].set_index("sample"))
+        return self._groups.get((model, cell.attack, cell.budget), self._none)
+
+    @cached_property
+    def _none(self) -> pd.DataFrame:
+        return self.rows.iloc[:0].set_index("sample")
 
     @cached_property
     def _groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:

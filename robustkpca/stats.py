@@ -11,9 +11,14 @@ from scipy import stats
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share (Wilson 1927). n >= 1."""
-    interval = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
+    """Wilson's score interval of a share (Wilson 1927). 0 <= successes <= n, n >= 1. (scipy's comes with a test that takes a hundred times as long.)"""
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"expected 0 <= successes <= n and n >= 1, got {successes} of {n}")
+    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    share, weight = successes / n, 1 / (1 + z**2 / n)
+    middle = weight * (share + z**2 / (2 * n))
+    reach = weight * z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return (0.0 if successes == 0 else middle - reach), (1.0 if successes == n else middle + reach)
 
 
 @dataclass(frozen=True)

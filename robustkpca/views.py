@@ -85,7 +85,11 @@ def _meaning(run: Run, long: pd.DataFrame) -> str:
         return f"Accuracy in % over all {run.n} samples with 95 % Wilson interval."
     counts = long.groupby("model", sort=False)["seeds"].first()
     number = str(counts.iloc[0]) if len(set(counts)) == 1 else ", ".join(f"{name}: {n}" for name, n in counts.items())
-    return f"Accuracy in % over all {run.n} samples, mean over trainings ({number}), with its 95 % Student t interval, which is about new trainings."
+    single = "; of one training Wilson's, which knows of samples only" if (counts == 1).any() else ""
+    return (
+        f"Accuracy in % over all {run.n} samples, mean over trainings ({number}), with its 95 % interval, in which trainings and samples both count "
+        f"as drawn (Welch-Satterthwaite){single}."
+    )
 
 
 def _attack_notes(run: Run, long: pd.DataFrame, suite: Suite) -> tuple[str, ...]:
