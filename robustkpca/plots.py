@@ -21,24 +21,29 @@ from robustkpca.tables import WORST
 
 SHOWN = 2  # samples of each model in the figure of examples
 ACROSS = 4  # panels side by side
+MOST = 10  # models in a figure of lines, and in the figure of examples
 
 
 def accuracy_curves(long: pd.DataFrame, suite: Suite) -> bytes | None:
-    """Accuracy over eps from the clean figure at 0, or over severity, with the bands of the table's intervals; None without two points.
+    """Accuracy over eps from the clean figure at 0, or over severity, with the bands of the table's intervals; None without two points, or
+    with more than MOST models, whose lines nobody could tell apart.
 
     `long` is an accuracy table, of checkpoints or over seeds (`seeds.shown_table`), here and below.
 
     Of a suite of several attacks, the worst case; of corruptions, their mean, which has no band.
     """
+    models = long["model"].unique()
+    if len(models) > MOST:
+        return None
     with _figure(6.4, 4.0) as figure:
         axes = figure.add_subplot()
         drawn = False
-        for number, model in enumerate(long["model"].unique()):
+        for number, model in enumerate(models):
             own = long[(long["model"] == model) & (long["status"] == "complete")]
             points = _corruption_points(own, suite) if suite.corruptions else _attack_points(own, suite)
             if len(points) < 2:
                 continue
-            drawn, colour = True, f"C{number % 10}"
+            drawn, colour = True, f"C{number}"
             axes.plot(points["x"], 100 * points["accuracy"], marker="o", markersize=3.5, color=colour, label=model)
             if points["low"].notna().all():
                 axes.fill_between(
@@ -93,8 +98,8 @@ def corruption_map(long: pd.DataFrame, suite: Suite) -> bytes:
     across = min(ACROSS, len(models))
     down = -(-len(models) // across)
     with _figure(1.8 + 2.4 * across, down * (0.8 + 0.27 * len(names))) as figure:
-        panels = figure.subplots(down, across, squeeze=False, sharey=True).flat
-        for axes in list(panels)[len(models) :]:
+        panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+        for axes in panels[len(models) :]:
             axes.set_axis_off()
         for axes, model in zip(panels, models, strict=False):
             own = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
@@ -113,12 +118,13 @@ def corruption_map(long: pd.DataFrame, suite: Suite) -> bytes:
 
 
 def example_images(run: Run, suite: Suite) -> bytes | None:
-    """A row for each model, of several trainings the first: clean image, what was added (grey: nothing), and the attacked image of a few samples; None where none were kept."""
+    """A row for each model, of several trainings the first: clean image, what was added (grey: nothing), and the attacked image of a few samples; of MOST models at most. None where none were kept."""
     rows = []
     for model in [own[0] for own in groups(run).values()] if of_seeds(run) else run.models:
         label = _strongest(run, model, suite)
         if label is not None and (kept := run.examples(model, label)) is not None:
             rows.append((model, label, kept))
+    rows = rows[:MOST]
     if not rows:
         return None
     with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:

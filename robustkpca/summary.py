@@ -77,22 +77,26 @@ def _verdicts(run: Run) -> list[str]:
         )
     else:
         frame, how, test = tables.compare(run), "image by image", "exact McNemar tests"
-    lines = []
+    lines, alike = [], []
     for model, own in frame.groupby("model", sort=False):
         clear = own[own["p_holm"] < 0.05]
+        if clear.empty:
+            alike.append(str(model))
+            continue
         better, worse = clear[clear["difference"] > 0], clear[clear["difference"] < 0]
-        line = (
-            f"{model} against {own['baseline'].iloc[0]}, {how}: better in {len(better)}, worse in {len(worse)}, "
-            f"not distinguishable in {len(own) - len(clear)} of {len(own)} cells"
+        row = clear.loc[clear["difference"].abs().idxmax()]
+        name = f"{row['attack'].replace('/', ', ')} {row['budget']}".strip()
+        lines.append(
+            f"{model} against {row['baseline']}, {how}: better in {len(better)}, worse in {len(worse)}, "
+            f"not distinguishable in {len(own) - len(clear)} of {len(own)} cells; the largest clear difference is {points(row['difference'])} points "
+            f"({points(row['low'])} to {points(row['high'])}) under {name} ({test}, Holm-adjusted over all cells)."
         )
-        if len(clear):
-            row = clear.loc[clear["difference"].abs().idxmax()]
-            name = f"{row['attack'].replace('/', ', ')} {row['budget']}".strip()
-            line += (
-                f"; the largest clear difference is {points(row['difference'])} points "
-                f"({points(row['low'])} to {points(row['high'])}) under {name}"
-            )
-        lines.append(f"{line} ({test}, Holm-adjusted over all cells).")
+    if alike:
+        cells = frame[frame["model"].isin(alike)].drop_duplicates(["attack", "budget"])
+        lines.append(
+            f"Not distinguishable from {frame['baseline'].iloc[0]}, {how}, in any of {len(cells)} cells: {', '.join(alike)} "
+            f"({test}, Holm-adjusted over all cells)."
+        )
     return lines
 
 

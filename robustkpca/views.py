@@ -133,16 +133,16 @@ def _breakers_view(run: Run, suite: Suite) -> View | None:
 
 
 def _seeds_comparison_view(run: Run) -> View | None:
-    """Cells as rows, models as columns."""
+    """Models as rows, what is compared as columns."""
     frame = seeds.compare_seeds(run)
     if frame.empty:
         return None
     names = [_cell_name(cell.attack, cell.budget) for _, cell, _ in seeds.headline_columns(run)]
     baseline = frame["baseline"].iloc[0]
-    index = pd.Index(names, name=f"minus {baseline}")
-    cells = pd.DataFrame("not available", index=index, columns=frame["model"].unique(), dtype=object)
+    models = pd.Index(frame["model"].unique(), name=f"minus {baseline}")
+    cells = pd.DataFrame("not available", index=models, columns=names, dtype=object)
     for _, row in frame.iterrows():
-        cells.loc[_cell_name(row["attack"], row["budget"]), row["model"]] = _difference(row)
+        cells.loc[row["model"], _cell_name(row["attack"], row["budget"])] = _difference(row)
     notes = (
         f"Difference in points to {baseline}, mean over trainings, on the same {run.n} samples, with its 95 % interval, in which trainings and "
         "samples both count as drawn (Welch-Satterthwaite); p: t test of the same, Holm-adjusted over all cells of this comparison (the "

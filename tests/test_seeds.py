@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from robustkpca import checkpoints, report, seeds, stats, summary, tables, views
+from robustkpca import checkpoints, plots, report, seeds, stats, summary, tables, views
 from robustkpca.checkpoints import load_classifier
 from robustkpca.evaluation import evaluate
 from robustkpca.models import Classifier
@@ -195,10 +195,20 @@ def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
     mean = long[(long["suite"] == "corruptions") & (long["model"] == run.models[0])]["accuracy"].mean()
     assert single.loc[run.models[0], "corruptions/mean"] == views.share(mean)
     text = "\n".join(summary.summary(run, []))
-    assert "ViT-w16d2h2 against SymViT-w16d2h2, over trainings" in text
+    assert "over trainings" in text
+    assert list(found["Comparison over seeds"].cells.index) == ["ViT-w16d2h2"]
     assert "symvit-0" not in text
     files = report.write([run], tmp_path / "report.md")
     assert len(files) > 3
+
+
+def test_the_map_of_corruptions_is_drawn(run):
+    """A panel for each model, each with its figures."""
+    long, suite = seeds.shown_table(run), run.suites[-1]
+    one = long[long["model"] == "SymViT-w16d2h2"]
+    blank = one.assign(accuracy=pd.NA)
+    assert len(plots.corruption_map(one, suite)) > 1.1 * len(plots.corruption_map(blank, suite))
+    assert len(plots.corruption_map(long, suite)) > 1.2 * len(plots.corruption_map(one, suite))
 
 
 def test_one_training_without_a_figure_leaves_the_mean_without_one(run, tmp_path):
