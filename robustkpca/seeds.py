@@ -20,8 +20,9 @@ MEAN = "mean"
 def groups(run: Run) -> dict[str, list[str]]:
     """Labels of a run's models by what they are trainings of, in the order met.
 
-    Models of the same settings and other weights, trained with the same RPC settings, are trainings of one; mean and std of the training images, which differ with the images
-    drawn, do not count. The same weights again, or a model that could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
+    Models of the same settings and other weights, trained with the same RPC settings, are trainings of one; mean and std of the training
+    images, which differ with the images drawn, do not count. The same weights again, or a model that could not be loaded, stand alone.
+    Titles are told apart by lambda, then by a number.
     """
     members: dict[str, dict[str, str]] = {}
     titles: dict[str, str] = {}
@@ -99,8 +100,8 @@ def compare_seeds(run: Run) -> pd.DataFrame:
     """Every model of several trainings against the first of them, on the same samples, cell by cell.
 
     Columns: model, baseline, suite, attack, budget, n, difference (share, mean over trainings, model minus baseline), low, high, p_value
-    (`stats.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of several attacks
-    the worst case is compared, of a suite of corruptions the mean over all of them. Cells that are not complete are left out.
+    (`stats.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of several attacks the worst case is compared, of a suite of
+    corruptions the mean over all of them. Cells that are not complete are left out. Empty where fewer than two models have several trainings.
     """
     several = {title: labels for title, labels in groups(run).items() if len(labels) > 1}
     records = []

@@ -69,13 +69,12 @@ def _corruptions(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
 
 def _verdicts(run: Run) -> list[str]:
     """Each model against the first, over all cells of the comparison."""
-    if seeds.of_seeds(run):
-        frame, how, test = (
-            seeds.compare_seeds(run),
-            "over trainings",
-            "t tests, in which trainings and images count as drawn",
-        )
-    else:
+    frame, how, test = (
+        seeds.compare_seeds(run),
+        "over trainings",
+        "t tests, in which trainings and images count as drawn",
+    )
+    if frame.empty:
         frame, how, test = tables.compare(run), "image by image", "exact McNemar tests"
     lines, alike = [], []
     for model, own in frame.groupby("model", sort=False):

@@ -42,7 +42,8 @@ def views(run: Run, *, compared: bool = True) -> list[View]:
     if not run.suites:
         found.append(_clean_view(run, long))
     if several:
-        found += [_seeds_comparison_view(run) if compared else None, _checkpoints_view(run)]
+        comparison = (_seeds_comparison_view(run) or _comparison_view(run)) if compared else None
+        found += [comparison, _checkpoints_view(run)]
     elif len(run.models) > 1 and compared:
         found.append(_comparison_view(run))
     return [view for view in found if view is not None]

@@ -55,7 +55,7 @@ def test_one_training_more_does_not_turn_means_off(noise_samples, tmp_path):
     assert (row["least"], row["most"]) == (own.min(), own.max())
     assert (alone["low"], alone["high"]) == stats.wilson(round(30 * alone["accuracy"]), 30)
     shown = views.views(run)
-    assert [view.title for view in shown][1:] == ["Single checkpoints"]
+    assert [view.title for view in shown][1:] == ["Paired comparison", "Single checkpoints"]
     assert list(shown[0].cells.index) == ["SymViT-w16d2h2", "ViT-w16d2h2"]
     assert "SymViT-w16d2h2: 3, ViT-w16d2h2: 1" in shown[0].notes[0]
 
