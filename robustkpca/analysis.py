@@ -233,6 +233,10 @@ def analyze(
     if batch_size < 1:
         raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
     layers, ignored = attention_layers(classifier, analyses)
+    if broken := [name for name, p in classifier.network.named_parameters() if not p.isfinite().all()]:
+        raise DataError(
+            f"{classifier.title}: weights are not finite: {', '.join(broken[:3])}{', ...' if len(broken) > 3 else ''}"
+        )
     chosen = list(analyses or ANALYSES)
     warnings = [f"{name}: {kind} is not analysed" for name, kind in ignored]
     done = 0
@@ -308,9 +312,7 @@ def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Ite
         x = args[0][:batch]
         heads = extract(module, x)
         if not all(part.isfinite().all() for part in (heads.q, heads.k, heads.v)):
-            raise DataError(
-                f"{layer.name} (layer {layer.number}): its queries, keys or values are not finite, nor then are its weights or images"
-            )
+            raise DataError(f"{layer.name} (layer {layer.number}): its queries, keys or values are not finite")
         q, k, v = heads.q.double(), heads.k.double(), heads.v.double()
         layer.add(Heads(q, k, v, heads.pursuit, _untrained(x.double(), v)), analyses)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -139,6 +140,8 @@ def write(
     old = {folder / f"{name}.{kind}" for name in TABLES for kind in ("csv", "parquet")}
     for file in {*old, *folder.glob(f"{_FIGURES}/*")} - set(files):
         file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is there and empty, or is needed
+        (folder / _FIGURES).rmdir()
     write_files(files)
     return list(files)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ def groups(run: Run) -> dict[str, list[str]]:
         key, title = label, label
         if settings is not None:
             chosen = settings | {"preprocessing": settings["preprocessing"] | {"mean": None, "std": None}}
-            trained = [note for note in model["notes"] if note.startswith(TRAINED_AS)]
+            trained = _trained(model)
             known = json.dumps([chosen, trained], sort_keys=True)
             if weights not in members.get(known, {}):
                 key, title = known, ", ".join([ModelSettings.parse(settings, f"run {run.path}").long_title, *trained])
@@ -42,6 +43,11 @@ def groups(run: Run) -> dict[str, list[str]]:
         f"{name} [{names[:i].count(name) + 1}]" if names.count(name) > 1 else name for i, name in enumerate(names)
     ]
     return {name: list(own.values()) for name, own in zip(counted, members.values(), strict=True)}
+
+
+def _trained(model: dict[str, Any]) -> list[str]:
+    """What a model of a request was trained as, where it runs with other RPC settings."""
+    return [note for note in model["notes"] if note.startswith(TRAINED_AS)]
 
 
 def of_seeds(run: Run) -> bool:
@@ -99,20 +105,30 @@ def over_seeds(run: Run) -> pd.DataFrame:
 def compare_seeds(run: Run) -> pd.DataFrame:
     """Every model of several trainings against the first of them, on the same samples, cell by cell.
 
+    A model that runs with other RPC settings than it was trained with is compared with the same trainings as they were trained, where the
+    run has them, training by training.
+
     Columns: model, baseline, suite, attack, budget, n, difference (share, mean over trainings, model minus baseline), low, high, p_value
     (`stats.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of several attacks the worst case is compared, of a suite of
     corruptions the mean over all of them. Cells that are not complete are left out. Empty where fewer than two models have several trainings.
     """
     several = {title: labels for title, labels in groups(run).items() if len(labels) > 1}
+    models = {model["label"]: model for model in run.request["models"]}
+    weights = {title: [models[label]["weights"] for label in labels] for title, labels in several.items()}
+    plain = [title for title, labels in several.items() if not _trained(models[labels[0]])]
+    first = next(iter(plain or several), None)
     records = []
-    for title in list(several)[1:]:
-        baseline = next(iter(several))
+    for title in several:
+        as_trained = [other for other in plain if title not in plain and weights[other] == weights[title]]
+        baseline = as_trained[0] if as_trained else first
+        if baseline is None or baseline == title:
+            continue
         for suite, cell, parts in headline_columns(run):
             labels = [*several[title], *several[baseline]]
             if any(run.status(label, part).text != "complete" for label in labels for part in parts):
                 continue
             ours, theirs = (_scores(run, several[name], cell, parts) for name in (title, baseline))
-            found = stats.SeedDifference.of(theirs, ours)
+            found = stats.SeedDifference.of(theirs, ours, paired=weights[title] == weights[baseline])
             records.append(
                 {"model": title, "baseline": baseline, "suite": suite, "attack": cell.attack, "budget": cell.budget,
                  "n": ours.shape[1], "difference": found.difference, "low": found.low, "high": found.high, "p_value": found.p_value}

@@ -99,17 +99,21 @@ class SeedDifference:
     p_value: float
 
     @classmethod
-    def of(cls, first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> SeedDifference:
+    def of(
+        cls, first: ArrayLike, second: ArrayLike, *, paired: bool = False, confidence: float = 0.95
+    ) -> SeedDifference:
         """From two arrays (trainings >= 2, samples >= 2) of scores in [0, 1], their samples in the same order.
 
         Interval and two-sided p as in `over_seeds`, of three variances: of each model's mean over its trainings, and of the difference over samples.
-        Where nothing varies they are those of one training of each.
+        `paired`: both hold the same trainings in the same order, used in two ways; one variance, of their differences, then stands for the first two.
+        Where nothing varies, interval and p are those of one training of each.
         """
         a, b = _trainings(first), _trainings(second)
         if a.shape[1] != b.shape[1]:
             raise ValueError(f"expected scores of the same samples, got {a.shape[1]} and {b.shape[1]}")
         difference = float(b.mean() - a.mean())
-        reach, p = _reach(difference, [a.mean(axis=1), b.mean(axis=1), b.mean(axis=0) - a.mean(axis=0)], confidence)
+        over = [b.mean(axis=1) - a.mean(axis=1)] if paired else [a.mean(axis=1), b.mean(axis=1)]
+        reach, p = _reach(difference, [*over, b.mean(axis=0) - a.mean(axis=0)], confidence)
         if reach is None:
             n, moved = a.shape[1], round(abs(difference) * a.shape[1])
             same = Paired(n, moved, 0) if difference > 0 else Paired(n, 0, moved)

@@ -76,11 +76,12 @@ def _verdicts(run: Run) -> list[str]:
     )
     if frame.empty:
         frame, how, test = tables.compare(run), "image by image", "exact McNemar tests"
-    lines, alike = [], []
+    lines: list[str] = []
+    alike: dict[str, list[str]] = {}
     for model, own in frame.groupby("model", sort=False):
         clear = own[own["p_holm"] < 0.05]
         if clear.empty:
-            alike.append(str(model))
+            alike.setdefault(own["baseline"].iloc[0], []).append(str(model))
             continue
         better, worse = clear[clear["difference"] > 0], clear[clear["difference"] < 0]
         row = clear.loc[clear["difference"].abs().idxmax()]
@@ -90,10 +91,10 @@ def _verdicts(run: Run) -> list[str]:
             f"not distinguishable in {len(own) - len(clear)} of {len(own)} cells; the largest clear difference is {points(row['difference'])} points "
             f"({points(row['low'])} to {points(row['high'])}) under {name} ({test}, Holm-adjusted over all cells)."
         )
-    if alike:
-        cells = frame[frame["model"].isin(alike)].drop_duplicates(["attack", "budget"])
+    for baseline, models in alike.items():
+        cells = frame[frame["model"].isin(models)].drop_duplicates(["attack", "budget"])
         lines.append(
-            f"Not distinguishable from {frame['baseline'].iloc[0]}, {how}, in any of {len(cells)} cells: {', '.join(alike)} "
+            f"Not distinguishable from {baseline}, {how}, in any of {len(cells)} cells: {', '.join(models)} "
             f"({test}, Holm-adjusted over all cells)."
         )
     return lines

@@ -84,7 +84,8 @@ def _meaning(run: Run, long: pd.DataFrame) -> str:
     """What the figures of a table are, and their intervals."""
     if "seeds" not in long.columns:
         return f"Accuracy in % over all {run.n} samples with 95 % Wilson interval."
-    counts = long.groupby("model", sort=False)["seeds"].first()
+    whole = long[long["status"] == "complete"]
+    counts = (long if whole.empty else whole).groupby("model", sort=False)["seeds"].first()
     number = str(counts.iloc[0]) if len(set(counts)) == 1 else ", ".join(f"{name}: {n}" for name, n in counts.items())
     single = "; of one training Wilson's, which knows of samples only" if (counts == 1).any() else ""
     return (
@@ -139,15 +140,18 @@ def _seeds_comparison_view(run: Run) -> View | None:
     if frame.empty:
         return None
     names = [_cell_name(cell.attack, cell.budget) for _, cell, _ in seeds.headline_columns(run)]
-    baseline = frame["baseline"].iloc[0]
-    models = pd.Index(frame["model"].unique(), name=f"minus {baseline}")
+    baselines = list(frame["baseline"].unique())
+    alone = len(baselines) == 1
+    frame = frame.assign(name=frame["model"] if alone else frame["model"] + " minus " + frame["baseline"])
+    models = pd.Index(frame["name"].unique(), name=f"minus {baselines[0]}" if alone else "model minus model")
     cells = pd.DataFrame("not available", index=models, columns=names, dtype=object)
     for _, row in frame.iterrows():
-        cells.loc[row["model"], _cell_name(row["attack"], row["budget"])] = _difference(row)
+        cells.loc[row["name"], _cell_name(row["attack"], row["budget"])] = _difference(row)
     notes = (
-        f"Difference in points to {baseline}, mean over trainings, on the same {run.n} samples, with its 95 % interval, in which trainings and "
+        f"Difference in points, mean over trainings, on the same {run.n} samples, with its 95 % interval, in which trainings and "
         "samples both count as drawn (Welch-Satterthwaite); p: t test of the same, Holm-adjusted over all cells of this comparison (the "
-        "intervals are not). p >= 0.05: not distinguishable. Models of one training are not compared here.",
+        "intervals are not). p >= 0.05: not distinguishable. Models of one training are not compared here; the same trainings run in two ways are "
+        "compared training by training.",
     )
     return View("Comparison over seeds", cells, notes)
 

@@ -10,7 +10,7 @@ from robustkpca.checkpoints import load_classifier
 from robustkpca.evaluation import evaluate
 from robustkpca.models import Classifier
 from robustkpca.settings import RPCSettings
-from robustkpca.spec import CLEAN, Suite, load_suite
+from robustkpca.spec import CLEAN, Cell, Suite, load_suite
 from tests.conftest import noise, tiny, tiny_settings
 
 
@@ -93,8 +93,39 @@ def test_other_iterations_than_in_training_are_kept_apart(noise_samples, tmp_pat
         checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, {})
         models.append(load_classifier(checkpoint=path, iterations=4))
     run = evaluate(models, noise_samples, [], tmp_path / "run")
+    assert set(seeds.compare_seeds(run)["model"]) == {list(seeds.groups(run))[1]}
     name = "RPC-SymViT-w16d2h2 (4iter/layer1, lambda 1), trained as"
     assert list(seeds.groups(run)) == [f"{name} 2iter/layer1, lambda 1", f"{name} 3iter/layer1, lambda 1"]
+
+
+def test_the_same_trainings_run_in_two_ways_are_paired(noise_samples, tmp_path):
+    """Against themselves as they were trained, wherever that stands in the run."""
+    models = []
+    for n in (4, 2):
+        for seed in range(3):
+            path = tmp_path / f"{seed}.safetensors"
+            settings = tiny_settings("rpc-symvit", RPCSettings(iterations=2, lam=4.0))
+            checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, {})
+            models.append(load_classifier(checkpoint=path, iterations=n))
+    run = evaluate([*models, *trained()], noise_samples, [], tmp_path / "run")
+    found = seeds.compare_seeds(run)
+    four, two, plain = seeds.groups(run)
+    assert found[["model", "baseline"]].to_numpy().tolist() == [[four, two], [plain, two]]
+    scores = [
+        np.stack([run.cell_rows(label, Cell(CLEAN, ""))["correct"].sort_index().to_numpy(float) for label in labels])
+        for labels in (seeds.groups(run)[two], seeds.groups(run)[four])
+    ]
+    expected = stats.SeedDifference.of(*scores, paired=True)
+    assert found.iloc[0][["difference", "low", "high"]].tolist() == pytest.approx(
+        [expected.difference, expected.low, expected.high]
+    )
+    difference = scores[1] - scores[0]
+    parts = [difference.mean(1).var(ddof=1) / 3, difference.mean(0).var(ddof=1) / 30]
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 29)
+    assert expected.p_value == pytest.approx(
+        2 * scipy_stats.t.sf(abs(difference.mean()) / np.sqrt(sum(parts)), freedom)
+    )
+    assert views.views(run)[1].cells.index.name == f"minus {two}"
 
 
 def test_the_comparison_rests_on_all_trainings(run):

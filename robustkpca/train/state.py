@@ -22,10 +22,10 @@ COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", 
 
 def companions(out: Path) -> tuple[Path, Path]:
     """The state (.pth) and the log (.csv) beside a checkpoint `out`, whose folder is made. Raises SpecError where `out` can be no checkpoint."""
-    if out.suffix != ".safetensors":
-        raise SpecError(f"--out: expected a name such as {out.stem}.safetensors, got {out}")
     if out.is_dir():
         raise SpecError(f"--out: expected a file, {out} is a folder")
+    if out.suffix != ".safetensors":
+        raise SpecError(f"--out: expected a name such as {out.stem}.safetensors, got {out}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
