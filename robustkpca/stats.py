@@ -77,12 +77,15 @@ class Paired:
 def over_seeds(scores: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
     """Mean of a figure over independently trained models, with an interval in which trainings and samples both count as drawn.
 
-    `scores`: (trainings >= 2, samples >= 2) in [0, 1], samples in one order. The variance is that of the mean over trainings plus that over samples
+    `scores`: (trainings >= 2, samples) in [0, 1], samples in one order. The variance is that of the mean over trainings plus that over samples
     of the score averaged over trainings, with Welch-Satterthwaite degrees of freedom (Welch 1947). What trainings and samples do together is
-    counted twice, so the interval is a little too wide rather than too narrow. Cut to [0, 1]; where nothing varies, Wilson's for the samples.
+    counted twice, so the interval is a little too wide rather than too narrow. Cut to [0, 1]; where nothing varies, Wilson's for the samples; all
+    of [0, 1] for one sample.
     """
     values = _trainings(scores)
     mean = float(values.mean())
+    if values.shape[1] == 1:
+        return mean, 0.0, 1.0
     reach, _ = _reach(mean, [values.mean(axis=1), values.mean(axis=0)], confidence)
     if reach is None:
         return mean, *wilson(round(mean * values.shape[1]), values.shape[1], confidence)
@@ -102,16 +105,18 @@ class SeedDifference:
     def of(
         cls, first: ArrayLike, second: ArrayLike, *, paired: bool = False, confidence: float = 0.95
     ) -> SeedDifference:
-        """From two arrays (trainings >= 2, samples >= 2) of scores in [0, 1], their samples in the same order.
+        """From two arrays (trainings >= 2, samples) of scores in [0, 1], their samples in the same order.
 
         Interval and two-sided p as in `over_seeds`, of three variances: of each model's mean over its trainings, and of the difference over samples.
         `paired`: both hold the same trainings in the same order, used in two ways; one variance, of their differences, then stands for the first two.
-        Where nothing varies, interval and p are those of one training of each.
+        Where nothing varies, interval and p are those of one training of each; one sample says nothing.
         """
         a, b = _trainings(first), _trainings(second)
         if a.shape[1] != b.shape[1]:
             raise ValueError(f"expected scores of the same samples, got {a.shape[1]} and {b.shape[1]}")
         difference = float(b.mean() - a.mean())
+        if a.shape[1] == 1:
+            return cls(difference, -1.0, 1.0, 1.0)
         over = [b.mean(axis=1) - a.mean(axis=1)] if paired else [a.mean(axis=1), b.mean(axis=1)]
         reach, p = _reach(difference, [*over, b.mean(axis=0) - a.mean(axis=0)], confidence)
         if reach is None:
@@ -123,8 +128,8 @@ class SeedDifference:
 
 def _trainings(scores: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
-    if values.ndim != 2 or min(values.shape) < 2:
-        raise ValueError(f"expected scores of at least 2 trainings and 2 samples, got shape {values.shape}")
+    if values.ndim != 2 or len(values) < 2 or not values.size:
+        raise ValueError(f"expected scores (trainings, samples) of at least 2 trainings, got shape {values.shape}")
     return values
 
 

@@ -313,6 +313,11 @@ def test_weights_that_are_not_finite_are_refused_by_layer(noise):
     model.network.blocks[1].attn.qkv.weight[3, 3] = torch.nan
     with pytest.raises(DataError, match=r"SymViT-w16d2h2: weights are not finite: blocks.1.attn.qkv.weight"):
         analyze(model, noise)
+    huge = tiny()
+    weight = huge.network.blocks[1].attn.qkv.weight
+    weight.div_(weight.abs().max()).mul_(3e38)  # finite, what comes of it is not
+    with pytest.raises(DataError, match=r"blocks.1.attn \(layer 2\): its queries, keys or values are not finite"):
+        analyze(huge, noise)
 
 
 def test_a_cosine_is_one_whatever_the_scale():

@@ -172,6 +172,9 @@ def test_where_nothing_varies_nothing_is_known_exactly():
     same, worse = stats.SeedDifference.of(right, right), stats.SeedDifference.of(right, wrong)
     assert (same.difference, same.low, same.high, same.p_value) == (0.0, *stats.Paired(20, 0, 0).interval(), 1.0)
     assert (worse.difference, worse.p_value) == (-1.0, stats.Paired(20, 0, 20).p_value)
+    one = np.array([[1.0], [0.0], [1.0]])
+    assert stats.over_seeds(one)[1:] == (0.0, 1.0)
+    assert stats.SeedDifference.of(one, 1 - one).p_value == 1.0
     few = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     assert stats.over_seeds(few)[1:] == (0.0, 1.0)
 
@@ -240,6 +243,11 @@ def test_the_map_of_corruptions_is_drawn(run):
     blank = one.assign(accuracy=pd.NA)
     assert len(plots.corruption_map(one, suite)) > 1.1 * len(plots.corruption_map(blank, suite))
     assert len(plots.corruption_map(long, suite)) > 1.2 * len(plots.corruption_map(one, suite))
+
+
+def test_one_image_is_shown_for_what_it_is(tmp_path):
+    single = evaluate([*trained(), *trained("vit")], noise().take(np.arange(1)), [], tmp_path / "run")
+    assert views.views(single)[1].cells.iloc[0, 0].endswith("(-100.0 to +100.0; p = 1.000, not distinguishable)")
 
 
 def test_one_training_without_a_figure_leaves_the_mean_without_one(run, tmp_path):

@@ -109,15 +109,14 @@ def train(
         "attack_steps": attack_steps,
         "beta": beta,
     }
+    overrides = training.parse_settings(changes or []) | {k: v for k, v in flags.items() if v is not None}
+    chosen = training.load_recipe(recipe) if recipe else None
     attacks = {"--eps": eps, "--attack-steps": attack_steps, "--beta": beta}
-    if idle := [
-        flag for flag, value in attacks.items() if value is not None and adversarial is None and recipe is None
-    ]:
+    method = overrides.get("adversarial", chosen.adversarial if chosen else "none")
+    if method == "none" and (idle := [flag for flag, value in attacks.items() if value is not None]):
         raise SpecError(
             f"{', '.join(idle)}: of adversarial training; expected --adversarial pgd-at or trades beside it"
         )
-    overrides = training.parse_settings(changes or []) | {k: v for k, v in flags.items() if v is not None}
-    chosen = training.load_recipe(recipe) if recipe else None
     pursues = split_name(model)[0] in PURSUING
     rpc_flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
     given = [flag for flag, value in rpc_flags.items() if value is not None]
