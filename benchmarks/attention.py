@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robustkpca.attention import RPCAttention, SymmetricAttention
+from robustkpca.models.attention import RPCAttention, SymmetricAttention
 
 BATCH, DEPTH = 16, 12
 VARIANTS = {"6iter/layer1": (6, 1), "2iter/all": (2, DEPTH), "4iter/all": (4, DEPTH)}  # iterations, layers

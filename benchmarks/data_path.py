@@ -16,8 +16,9 @@ from PIL import Image
 from timing import arguments, conditions, medians, table
 
 from robustkpca import evaluate, load_samples
-from robustkpca.datasets import PixelCache, Samples
-from robustkpca.profiling import untrained
+from robustkpca.datasets.cache import PixelCache
+from robustkpca.datasets.samples import Samples
+from robustkpca.profile import untrained
 
 PICTURES, SIZE, BATCH = 96, (500, 375), 16
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robustkpca.datasets import ArraySamples, load_samples
+from robustkpca.datasets.images import ArraySamples
+from robustkpca.datasets.sources import load_samples
 
 target = Path(__file__).parents[1] / "robustkpca" / "embedded" / "fashion-mnist-1000.npz"
 samples = load_samples(f"fashion-mnist:{sys.argv[1]}", split="test", limit=1000, seed=0)

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from robustkpca import methods
-from robustkpca.attention import RPCAttention, SymmetricAttention
-from robustkpca.profiling import machine, untrained
-from robustkpca.settings import RPCSettings
-from robustkpca.spec import load_suite
+from robustkpca.attacks import engine
+from robustkpca.models.attention import RPCAttention, SymmetricAttention
+from robustkpca.models.settings import RPCSettings
+from robustkpca.profile import machine, untrained
+from robustkpca.suites.suite import load_suite
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "data" / "attention_golden.safetensors"
 SETTINGS = [None, *((n, lam) for n in (1, 2, 4, 6) for lam in (4.0, 1.0, 0.1, 0.01))]
@@ -55,7 +55,7 @@ def images_per_second(name: str, rpc: RPCSettings | None, device: str, batch_siz
     for _ in range(2):
         _wait(device)
         start = time.perf_counter()
-        methods.attack(
+        engine.attack(
             classifier, images, labels, spec=suite.attack[0], threat=suite.threat, eps=Fraction(1, 255), label="pgd",
             ids=[str(i) for i in range(batch_size)], seed=0,
         )  # fmt: skip

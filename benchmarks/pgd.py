@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustkpca import Classifier, ModelSettings, Preprocessing, evaluate, load_classifier, load_samples, load_suite
-from robustkpca.methods import attack
-from robustkpca.models import build_network
-from robustkpca.own_attacks import BestPGD
-from robustkpca.settings import IMAGENET_MEAN, IMAGENET_STD
-from robustkpca.spec import Suite
+from robustkpca.attacks.engine import attack
+from robustkpca.attacks.pgd import BestPGD
+from robustkpca.models.networks import build_network
+from robustkpca.models.settings import IMAGENET_MEAN, IMAGENET_STD
+from robustkpca.suites.suite import Suite
 
 BATCH, STEPS, EPS = 16, 20, Fraction(8, 255)
 CLASSES = tuple("abcdefgh")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, zeros_like
 
-from robustkpca.attention import RPCAttention, SymmetricAttention
+from robustkpca.models.attention import RPCAttention, SymmetricAttention
 
 
 def plain_symmetric(k: Tensor, v: Tensor) -> Tensor:

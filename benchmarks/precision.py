@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustkpca import Classifier, load_classifier, load_samples
-from robustkpca.checkpoints import EMBEDDED
-from robustkpca.profiling import machine
+from robustkpca.models.checkpoints import EMBEDDED
+from robustkpca.profile import machine
 
 BATCH = 100
 WAYS = {"bf16": {"dtype": torch.bfloat16}, "compiled": {"compiled": True}}

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from timing import table
 
-from robustkpca.profiling import machine
+from robustkpca.profile import machine
 
 EVAL = [
     "-m",

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from robustkpca import profiling
+from robustkpca import profile
 
 
 def arguments(description: str, repeats: int) -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def medians(tasks: Mapping[str, Callable[[], object]], options: argparse.Namespa
     `times`: so many times the rounds asked for, where tasks are short.
     """
     clock = time.process_time if options.cpu_time else time.perf_counter
-    return profiling.medians(tasks, times * options.repeats, torch.device(options.device), clock)
+    return profile.medians(tasks, times * options.repeats, torch.device(options.device), clock)
 
 
 def conditions(options: argparse.Namespace, *packages: str) -> str:
@@ -43,7 +43,7 @@ def conditions(options: argparse.Namespace, *packages: str) -> str:
         "GPU time by events" if options.device.startswith("cuda") else "CPU time" if options.cpu_time else "wall time"
     )
     more = "".join(f", {name} {metadata.version(name)}" for name in packages)
-    return f"Medians of {options.repeats} rounds, {clock}; {profiling.machine(torch.device(options.device))}{more}."
+    return f"Medians of {options.repeats} rounds, {clock}; {profile.machine(torch.device(options.device))}{more}."
 
 
 def table(rows: Iterable[tuple[str, float, float | None]]) -> str:

@@ -1,50 +1,55 @@
 """robustkpca: how robust is a vision transformer, and does attention with robust principal components make it more so?
 
-The whole job in Python: `load_classifier`, `load_samples` and `load_suite` give the three inputs of `evaluate`, which returns a
-`Run`; `accuracy_table` and `compare` turn it into pandas tables, `findings` says what not to believe. Imports are lazy: `import robustkpca` does not load torch.
+The whole job in Python: `load_classifier`, `load_samples` and `load_suite` give the three inputs of `evaluate`, which
+returns a `Run`; `accuracy_table` and `compare` turn it into pandas tables, `findings` says what not to believe.
+
+HOMES is the public API: a name that is not in it is private. Names are imported when they are first used, so that
+`import robustkpca`, `dir(robustkpca)` and a misspelt name load neither torch nor pandas.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from robustkpca.checkpoints import load_classifier
-    from robustkpca.datasets import load_samples
-    from robustkpca.evaluation import evaluate
-    from robustkpca.models import Classifier
-    from robustkpca.outcomes import Run
-    from robustkpca.regression import check
-    from robustkpca.rules import findings
-    from robustkpca.seeds import compare_seeds, over_seeds
-    from robustkpca.settings import ModelSettings, Preprocessing
-    from robustkpca.spec import load_suite
-    from robustkpca.tables import accuracy_table, compare, worst_case
+from robustkpca._version import __version__
 
-__version__ = "0.1.0"
-_HOMES = {
-    "Classifier": "models",
-    "ModelSettings": "settings",
-    "Preprocessing": "settings",
-    "Run": "outcomes",
-    "accuracy_table": "tables",
-    "check": "regression",
-    "compare": "tables",
-    "compare_seeds": "seeds",
-    "evaluate": "evaluation",
-    "findings": "rules",
-    "load_classifier": "checkpoints",
-    "load_samples": "datasets",
-    "load_suite": "spec",
-    "over_seeds": "seeds",
-    "worst_case": "tables",
+if TYPE_CHECKING:  # the same as HOMES, for type checkers and editors
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.diagnosis.findings import findings
+    from robustkpca.evaluation.loop import evaluate
+    from robustkpca.gate.check import check
+    from robustkpca.models.checkpoints import load_classifier
+    from robustkpca.models.classifier import Classifier
+    from robustkpca.models.settings import ModelSettings, Preprocessing
+    from robustkpca.results.accuracy import accuracy_table, worst_case
+    from robustkpca.results.comparison import compare
+    from robustkpca.results.trainings import compare_seeds, over_seeds
+    from robustkpca.runs.run import Run
+    from robustkpca.suites.suite import load_suite
+
+HOMES = {
+    "Classifier": "robustkpca.models.classifier",
+    "ModelSettings": "robustkpca.models.settings",
+    "Preprocessing": "robustkpca.models.settings",
+    "Run": "robustkpca.runs.run",
+    "accuracy_table": "robustkpca.results.accuracy",
+    "check": "robustkpca.gate.check",
+    "compare": "robustkpca.results.comparison",
+    "compare_seeds": "robustkpca.results.trainings",
+    "evaluate": "robustkpca.evaluation.loop",
+    "findings": "robustkpca.diagnosis.findings",
+    "load_classifier": "robustkpca.models.checkpoints",
+    "load_samples": "robustkpca.datasets.sources",
+    "load_suite": "robustkpca.suites.suite",
+    "over_seeds": "robustkpca.results.trainings",
+    "worst_case": "robustkpca.results.accuracy",
 }
 __all__ = [
     "Classifier",
     "ModelSettings",
     "Preprocessing",
     "Run",
+    "__version__",
     "accuracy_table",
     "check",
     "compare",
@@ -59,9 +64,22 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'robustkpca' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"robustkpca.{_HOMES[name]}"), name)
+    """Import a public name on its first use.
+
+    Raises:
+        AttributeError: there is no such public name. A subpackage needs its own import, `import robustkpca.models`.
+    """
+    if name not in HOMES:
+        # Private names are asked for by tools (copy, inspect, IPython); they get the short answer.
+        exists = "" if name.startswith("_") else f". Available: {', '.join(HOMES)}"
+        raise AttributeError(f"module 'robustkpca' has no attribute {name!r}{exists}")
+    from importlib import import_module
+
+    value = getattr(import_module(HOMES[name]), name)
     globals()[name] = value
     return value

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from robustkpca import layouts
-from robustkpca.checkpoints import load_classifier
-from robustkpca.datasets import load_samples
+from robustkpca.config import Frozen, data_folder, read_toml
+from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
-from robustkpca.evaluation import Progress, carry_out
-from robustkpca.models import Classifier, Unusable
-from robustkpca.outcomes import Run
-from robustkpca.plan import Plan
-from robustkpca.processes import ALONE, Place
-from robustkpca.settings import Frozen
-from robustkpca.spec import data_folder, load_suite, read_toml
+from robustkpca.evaluation.loop import Progress, carry_out
+from robustkpca.evaluation.plan import Plan
+from robustkpca.models.checkpoints import load_classifier
+from robustkpca.models.classifier import Classifier, Unusable
+from robustkpca.report import paper_tables
+from robustkpca.runs.run import Run
+from robustkpca.runtime.sharing import ALONE, Place
+from robustkpca.suites.suite import load_suite
 
 
 class Part(Frozen):
@@ -74,8 +74,8 @@ def load_experiment(name: str) -> Experiment:
         raise SpecError(unknown("experiment", name, experiment_names()) + ", or a path ending in .toml")
     path = Path(name) if name.endswith(".toml") else _folder() / f"{name}.toml"
     found: Experiment = Experiment.parse(read_toml(path, "experiment"), f"experiment {path.name}")
-    if found.layout not in layouts.LAYOUTS:
-        raise SpecError(f"experiment {path.name}: {unknown('layout', found.layout, layouts.LAYOUTS)}")
+    if found.layout not in paper_tables.LAYOUTS:
+        raise SpecError(f"experiment {path.name}: {unknown('layout', found.layout, paper_tables.LAYOUTS)}")
     return found
 
 

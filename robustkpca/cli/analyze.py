@@ -26,8 +26,8 @@ from robustkpca.cli.models import Checkpoint, Classes, Data, Heads, ImageSize, I
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
-    from robustkpca.datasets import Samples
-    from robustkpca.models import Classifier
+    from robustkpca.datasets.samples import Samples
+    from robustkpca.models.classifier import Classifier
 
 
 @app.command()
@@ -70,11 +70,12 @@ def analyze(
     """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it pursues."""
     import pandas as pd
 
-    from robustkpca import analysis, analysis_page
-    from robustkpca.analysis_plots import read_log
-    from robustkpca.datasets import load_samples
-    from robustkpca.models import Classifier
-    from robustkpca.outcomes import fingerprint
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.kpca import analysis
+    from robustkpca.kpca import page as kpca_page
+    from robustkpca.kpca.plots import read_log
+    from robustkpca.models.classifier import Classifier
+    from robustkpca.runs.request import fingerprint
 
     if not models and not checkpoint:
         raise SpecError("MODEL: expected at least one; see `robustkpca models`")
@@ -104,7 +105,7 @@ def analyze(
     receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
     if out_dir is None:
         out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
-    analysis_page.claim(out_dir)
+    kpca_page.claim(out_dir)
     with progress_bar() as progress:
         for label, model in labels.items():
             bar = progress.add_task(label, total=len(samples))
@@ -121,8 +122,8 @@ def analyze(
             warnings += [f"{label}: {text}" for text in result.warnings]
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
     command = "robustkpca " + shlex.join(sys.argv[1:])
-    files = analysis_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
-    views = [view for label in labels for view in analysis_page.model_views(tables, label)]
+    files = kpca_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
+    views = [view for label in labels for view in kpca_page.model_views(tables, label)]
     shown: list[tuple[str, pd.DataFrame, list[str]]] = []
     said: set[str] = set()
     for title, cells, notes in views[::-1]:  # what columns mean is said once, below the last table that has them
@@ -157,7 +158,7 @@ def _receipt(
 
     import torch
 
-    from robustkpca import __version__
+    from robustkpca._version import __version__
 
     described = {
         f"model {label}": "; ".join([f"weights {m.weights}", f"from {m.source}", *m.notes])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-    from robustkpca.outcomes import Run
+    from robustkpca.runs.run import Run
 
 app = typer.Typer(
     name="robustkpca",
@@ -51,7 +51,7 @@ def main() -> None:
 @app.callback()
 def common(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
-        from robustkpca import __version__
+        from robustkpca._version import __version__
 
         print(__version__)
         raise typer.Exit
@@ -70,7 +70,7 @@ def pick_device(name: str) -> str:
     """`auto` is CUDA where it works, else the CPU. Of several processes on one machine each takes a GPU of its own, or its share of the CPUs."""
     import torch
 
-    from robustkpca.processes import divide_threads, place
+    from robustkpca.runtime.sharing import divide_threads, place
 
     here = place()
     if here.notice:
@@ -177,11 +177,11 @@ def _styled(line: str) -> Text:
 
 def show_run(run: Run, *, verdicts: bool = False) -> bool:
     """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters, not which model is better."""
-    from robustkpca import views
-    from robustkpca.receipt import receipt_lines
-    from robustkpca.rules import RULES, findings
+    from robustkpca.diagnosis.findings import RULES, findings
+    from robustkpca.report import run_tables
+    from robustkpca.report.provenance import receipt_lines
 
-    for view in views.views(run, compared=not verdicts):
+    for view in run_tables.views(run, compared=not verdicts):
         print_table(view.title, view.cells, view.notes)
     for line in receipt_lines(run):
         out.print(line, style="dim", markup=False, highlight=False)

@@ -15,9 +15,10 @@ def models(
     inspect: Annotated[Path | None, typer.Option(help="Say what this weight file is, instead of listing.")] = None,
 ) -> None:
     """List the models, or say what a weight file is."""
-    from robustkpca import checkpoints
-    from robustkpca.checkpoints import EMBEDDED, embedded_path, read
-    from robustkpca.settings import FAMILIES, SIZES, ModelSettings
+    from robustkpca.models import checkpoints
+    from robustkpca.models.checkpoints import EMBEDDED, embedded_path
+    from robustkpca.models.settings import FAMILIES, SIZES, ModelSettings
+    from robustkpca.models.weight_files import read
 
     if inspect is not None:
         for fact, value in checkpoints.inspect(inspect):
@@ -40,7 +41,8 @@ def models(
 @app.command()
 def attacks() -> None:
     """List the attack suites."""
-    from robustkpca.spec import CLEAN, load_suite, suite_names
+    from robustkpca.suites.cell import CLEAN
+    from robustkpca.suites.suite import load_suite, suite_names
 
     _line(CLEAN, "no attack: top-1 and top-5 on the images as they are")
     for name in suite_names():
@@ -51,7 +53,7 @@ def attacks() -> None:
 @app.command()
 def datasets() -> None:
     """List the data sets."""
-    from robustkpca.datasets import DATASETS
+    from robustkpca.datasets.sources import DATASETS
 
     for name, source in DATASETS.items():
         _line(name, source.title)
@@ -61,7 +63,7 @@ def datasets() -> None:
 def runs(folder: Annotated[Path, typer.Argument(help="Where to look, at any depth.")] = Path("runs")) -> None:
     """List stored runs with how far they came."""
     from robustkpca.errors import RunError
-    from robustkpca.outcomes import Run
+    from robustkpca.runs.run import Run
 
     if not folder.is_dir():
         raise RunError(f"runs {folder}: no such folder")

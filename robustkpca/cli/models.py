@@ -13,10 +13,10 @@ from robustkpca.cli.app import choice, err, interruptible, progress_bar, say
 from robustkpca.errors import CheckpointError, SpecError
 
 if TYPE_CHECKING:
-    from robustkpca.evaluation import Progress
-    from robustkpca.models import Classifier, Unusable
-    from robustkpca.outcomes import Run
-    from robustkpca.plan import Plan
+    from robustkpca.evaluation.loop import Progress
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.models.classifier import Classifier, Unusable
+    from robustkpca.runs.run import Run
 
 Model = Annotated[
     list[str] | None,
@@ -69,10 +69,10 @@ def start(
     cache_limit: float = 0,
 ) -> Run:
     """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back from here."""
-    from robustkpca.datasets import PixelCache
-    from robustkpca.evaluation import carry_out
-    from robustkpca.outcomes import fingerprint
-    from robustkpca.processes import place
+    from robustkpca.datasets.cache import PixelCache
+    from robustkpca.evaluation.loop import carry_out
+    from robustkpca.runs.request import fingerprint
+    from robustkpca.runtime.sharing import place
 
     if out_dir is None:
         parts = [s.name for s in plan.suites] or [plan.samples.name.partition(":")[0]]
@@ -111,7 +111,7 @@ def repeatable(wanted: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
     """A progress bar, moved by what is yielded; an interruption says what is kept in `out_dir`."""
-    from robustkpca.processes import place
+    from robustkpca.runtime.sharing import place
 
     def kept() -> str:
         chunks = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
@@ -126,7 +126,7 @@ def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
 
 def announcement(plan: Plan, device: str) -> list[str]:
     """What is about to be run, one line each."""
-    from robustkpca.models import Classifier
+    from robustkpca.models.classifier import Classifier
 
     samples = plan.samples
     lines = []
@@ -161,9 +161,9 @@ def classifiers(
     **settings: Any,
 ) -> list[Classifier | Unusable]:
     """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
-    from robustkpca.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.models import DTYPES, Unusable
-    from robustkpca.settings import parse_iterations, parse_layers
+    from robustkpca.models.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.models.classifier import DTYPES, Unusable
+    from robustkpca.models.settings import parse_iterations, parse_layers
 
     if not models and not files:
         known = ", ".join(EMBEDDED)

@@ -14,8 +14,8 @@ from robustkpca.errors import SpecError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from robustkpca.models import Classifier
-    from robustkpca.profiling import Cost
+    from robustkpca.models.classifier import Classifier
+    from robustkpca.profile import Cost
 
 
 @app.command()
@@ -39,8 +39,8 @@ def profile(
     """Parameters, operations, time and memory of models, beside the first of them. Names with a size need no weights."""
     import torch
 
-    from robustkpca import profiling
-    from robustkpca.models import DTYPES, Classifier, Unusable
+    from robustkpca import profile
+    from robustkpca.models.classifier import DTYPES, Classifier, Unusable
 
     if out_file is not None and out_file.suffix not in (".csv", ".md"):
         raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
@@ -59,12 +59,12 @@ def profile(
     found = [m.to(torch.device(where)).variant(**way) for m in made if isinstance(m, Classifier)]
     if unusable := [m.reason for m in made if isinstance(m, Unusable)]:
         raise SpecError(unusable[0])
-    costs = profiling.profile(found, batch_size=batch_size, repeats=repeats)
+    costs = profile.profile(found, batch_size=batch_size, repeats=repeats)
     table = costs_table(costs)
     notes = [
         f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; gradient: forward and backward pass to "
         "the pixels, parameters frozen. Memory of the whole batch: peak beyond the weights. Second figure: ratio to the first model.",
-        profiling.machine(torch.device(where))
+        profile.machine(torch.device(where))
         + f"; {dtype}{', compiled' if compiled else ''}{', blocks checkpointed' if checkpointed else ''}.",
     ]
     print_table("Cost", table, notes)
@@ -102,7 +102,7 @@ def _beside(figure: float, ratio: float) -> str:
 def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: str) -> str:
     import pandas as pd
 
-    from robustkpca.document import Heading, Paragraph, Table, to_markdown
+    from robustkpca.page import Heading, Paragraph, Table, to_markdown
 
     if suffix == ".csv":
         return pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
@@ -113,9 +113,9 @@ def _untrained(
     names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
 ) -> list[Classifier]:
     """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
-    from robustkpca.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.profiling import untrained
-    from robustkpca.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
+    from robustkpca.models.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.models.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
+    from robustkpca.profile import untrained
 
     counts = parse_iterations(iterations) if iterations is not None else (None,)
     places = [parse_layers(text) for text in layers] if layers else [None]

@@ -25,14 +25,14 @@ def table(
     out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
 ) -> None:
     """Print stored runs as one of the paper's tables: models as rows, best figures bold."""
-    from robustkpca import layouts
     from robustkpca.errors import unknown
-    from robustkpca.outcomes import Run
-    from robustkpca.render import notes, render
+    from robustkpca.report import paper_tables
+    from robustkpca.report.formats import notes, render
+    from robustkpca.runs.run import Run
 
-    if layout not in layouts.LAYOUTS:
-        raise SpecError(unknown("layout", layout, layouts.LAYOUTS))
-    found = layouts.LAYOUTS[layout]([Run.open(path) for path in runs])
+    if layout not in paper_tables.LAYOUTS:
+        raise SpecError(unknown("layout", layout, paper_tables.LAYOUTS))
+    found = paper_tables.LAYOUTS[layout]([Run.open(path) for path in runs])
     options = {"intervals": intervals, "significance": significance, "reference": reference}
     if form == "rich" and out_file is None:
         print_table(found.title, found.texts(bold=BOLD, **options), notes(found, **options))
@@ -53,10 +53,10 @@ def report(
     ],
 ) -> None:
     """Write a report of stored runs: summary in words, tables, plots, findings, receipt."""
-    from robustkpca import report as reporting
-    from robustkpca.outcomes import Run
+    from robustkpca.report import report
+    from robustkpca.runs.run import Run
 
-    for file in reporting.write([Run.open(path) for path in runs], out_file):
+    for file in report.write([Run.open(path) for path in runs], out_file):
         out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -81,14 +81,14 @@ def check(
     ] = False,
 ) -> None:
     """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or not to be believed."""
-    from robustkpca import ci, regression
-    from robustkpca.outcomes import Run
+    from robustkpca.gate import check, ci
+    from robustkpca.runs.run import Run
 
     if update_baseline:
         now = Run.open(run)
         if baseline.suffix != ".parquet":
             raise SpecError(f"--update-baseline: expected --baseline to end in .parquet, got {baseline}")
-        if faults := [*regression.faults(now), *regression.failures(now)]:
+        if faults := [*check.faults(now), *check.failures(now)]:
             raise RunError(f"--update-baseline: {run} is no baseline: {'; '.join(faults)}")
         now.export(baseline)
         out.print(f"wrote {baseline}", markup=False, highlight=False, soft_wrap=True)
@@ -99,8 +99,8 @@ def check(
             raise RunError(f"--baseline {baseline}: nothing there; `--update-baseline` makes one of a run you trust")
         if tolerance is not None and tolerances is not None:
             raise SpecError("--tolerances: expected it or --tolerance, got both")
-        limits = regression.Tolerances.load(tolerances) if tolerances else None
-        verdict = regression.check(
+        limits = check.Tolerances.load(tolerances) if tolerances else None
+        verdict = check.check(
             Run.open(run),
             Run.open(baseline),
             tolerance=1.0 if tolerance is None else tolerance,
@@ -108,7 +108,7 @@ def check(
             tolerances=limits,
         )
     except RobustKPCAError as error:  # CI must hear of it as of any other verdict
-        broken, verdict = error, regression.Verdict.invalid([str(error)])
+        broken, verdict = error, check.Verdict.invalid([str(error)])
     for note in verdict.notes:
         err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     for line in verdict.lines if broken is None else ():

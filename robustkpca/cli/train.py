@@ -93,10 +93,10 @@ def train(
     """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an interruption. For several processes:
     torchrun --nproc-per-node N -m robustkpca train ..."""
     from robustkpca import train as training
-    from robustkpca.checkpoints import load_classifier
-    from robustkpca.datasets import load_samples
-    from robustkpca.processes import cpus, place
-    from robustkpca.settings import PURSUING, RPCSettings, parse_layers, split_name
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.models.checkpoints import load_classifier
+    from robustkpca.models.settings import PURSUING, RPCSettings, parse_layers, split_name
+    from robustkpca.runtime.sharing import cpus, place
 
     flags = {
         "epochs": epochs,

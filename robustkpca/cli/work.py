@@ -46,7 +46,7 @@ from robustkpca.cli.models import (
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
-    from robustkpca.spec import Suite
+    from robustkpca.suites.suite import Suite
 
 
 @app.command(name="eval")
@@ -101,8 +101,8 @@ def evaluate(
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
 
-    from robustkpca.datasets import load_samples
-    from robustkpca.plan import Plan
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.evaluation.plan import Plan
 
     started = time.monotonic()
     where = pick_device(device)
@@ -161,10 +161,10 @@ def diagnose(
     out_dir: OutFolder = None,
 ) -> None:
     """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: a finding says fail."""
-    from robustkpca.datasets import load_samples
-    from robustkpca.plan import Plan
-    from robustkpca.rules import findings
-    from robustkpca.spec import load_suite
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.diagnosis.findings import findings
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.suites.suite import load_suite
 
     where = pick_device(device)
     samples = load_samples(data, limit=limit, seed=seed)
@@ -197,7 +197,8 @@ def _suites(
     names: list[str] | None, protocol: str | None, eps: list[str] | None, steps: int | None, *, attacked: bool
 ) -> list[Suite]:
     """The suites by name; `clean` asks for none, and data that comes corrupted (`attacked` false) needs none."""
-    from robustkpca.spec import CLEAN, load_suite, suite_names
+    from robustkpca.suites.cell import CLEAN
+    from robustkpca.suites.suite import load_suite, suite_names
 
     if not names and attacked:
         known = ", ".join([CLEAN, *suite_names()])
@@ -236,9 +237,10 @@ def bench(
     device: Device = "auto",
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
-    from robustkpca import experiments, layouts
-    from robustkpca.processes import place
-    from robustkpca.render import notes, render
+    from robustkpca import experiments
+    from robustkpca.report import paper_tables
+    from robustkpca.report.formats import notes, render
+    from robustkpca.runtime.sharing import place
 
     plan = experiments.load_experiment(experiment)
     entries = experiments.load_models(models_file)
@@ -260,7 +262,7 @@ def bench(
         )
     if here.rank > 0:
         raise typer.Exit
-    found = layouts.LAYOUTS[plan.layout](runs)
+    found = paper_tables.LAYOUTS[plan.layout](runs)
     found.title = plan.title
     print_table(found.title, found.texts(bold=BOLD, reference=reference), notes(found, reference=reference))
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from robustkpca import draws
 from robustkpca.corruptions import blur, digital, noise, weather
 from robustkpca.corruptions.fields import Generators
 from robustkpca.errors import SpecError, unknown
+from robustkpca.runtime import keyed_random
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SMALLEST", "corrupt"]
 
@@ -95,7 +95,7 @@ def corrupt(images: Tensor, name: str, severity: int, ids: Sequence[str], seed: 
     part = max(1, _PART.get(images.device.type, _PART_ELSEWHERE) // images[0].numel())
     for start in range(0, len(images), part):
         chosen = slice(start, start + part)
-        gens = [draws.generator(seed, "corruption", name, severity, sample) for sample in ids[chosen]]
+        gens = [keyed_random.generator(seed, "corruption", name, severity, sample) for sample in ids[chosen]]
         result = function(images[chosen].to(torch.float32).contiguous(), severity, gens)
         out[chosen] = (result.clamp(0, 1) * 255).round_() / 255
     return out

@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robustkpca.corruptions.fields import (
-    Generators,
-    draw_angle,
-    gaussian_smooth,
-    resample_axis,
-    scale,
-    shifted_sum,
-)
+from robustkpca.corruptions.fields import Generators, draw_angle, gaussian_smooth, resample_axis, scale, shifted_sum
 
 # (step, count) of the published ranges, as numpy's arange rounds them: from 1 to 1.11, 1.15, 1.20, 1.24, 1.30.
 ZOOMS = ((0.01, 12), (0.01, 16), (0.02, 11), (0.02, 13), (0.03, 11))

@@ -15,16 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from robustkpca.corruptions.fields import (
-    Generators,
-    kernel_power,
-    pixel_grid,
-    scale,
-    smooth_field,
-    take,
-    uniform,
-    warp,
-)
+from robustkpca.corruptions.fields import Generators, kernel_power, pixel_grid, scale, smooth_field, take, uniform, warp
 
 
 def _exact_mean(images: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robustkpca.datasets.samples import Samples
-from robustkpca.settings import Preprocessing
+from robustkpca.models.settings import Preprocessing
 
 SUFFIX = ".pixels"
 

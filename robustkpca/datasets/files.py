@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from robustkpca.datasets.samples import ArraySamples, FileSamples, Samples
+from robustkpca.datasets.images import ArraySamples, FileSamples
+from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError
-from robustkpca.spec import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, RELEASED, Cell
+from robustkpca.suites.cell import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, RELEASED, Cell
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",

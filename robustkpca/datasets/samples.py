@@ -1,4 +1,4 @@
-"""Labelled images with stable ids, whatever they are stored in."""
+"""Labelled samples with stable ids, whatever they are stored in."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from timm.data import ImageNetInfo
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as TF
 
 from robustkpca.errors import DataError
-from robustkpca.settings import ModelSettings, Preprocessing
-from robustkpca.spec import CLEAN, Cell
+from robustkpca.models.settings import ModelSettings, Preprocessing
+from robustkpca.suites.cell import CLEAN, Cell
 
 
 class Samples(ABC):
@@ -148,117 +143,3 @@ def class_names(settings: ModelSettings) -> tuple[str, ...]:
     if isinstance(settings.classes, str):
         return tuple(ImageNetInfo(settings.classes).label_names())
     return settings.classes
-
-
-class ArraySamples(Samples):
-    """Images held in memory: uint8 (N, H, W) grey or (N, H, W, 3)."""
-
-    hash_covers = "ids and pixels"
-
-    def __init__(
-        self,
-        name: str,
-        ids: Sequence[str],
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        pixels: NDArray[np.uint8],
-        **rest: object,
-    ) -> None:
-        super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
-        self.pixels = pixels
-
-    @cached_property
-    def content_hash(self) -> str:
-        digest = hashlib.sha256("\n".join(self.ids).encode())
-        digest.update(np.ascontiguousarray(self.pixels).data)
-        return digest.hexdigest()[:16]
-
-    def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
-        pixels, size = self.pixels[index], preprocessing.img_size
-        if pixels.shape == (size, size) and preprocessing.channels == 1 and preprocessing.crop_pct == 1.0:
-            return torch.from_numpy(pixels)[None].float() / 255
-        return preprocess(Image.fromarray(pixels), preprocessing)
-
-    def take(self, indices: NDArray[np.int64]) -> ArraySamples:
-        ids = [self.ids[i] for i in indices]
-        return ArraySamples(
-            self.name, ids, self.labels[indices], self.classes, self.pixels[indices], **self._taken(indices)
-        )
-
-
-READ = 1000  # files whose content is hashed, spread over the set; to read all of a large set takes too long
-
-
-class FileSamples(Samples):
-    """Picture files below a root; ids are their paths relative to it. They are decoded when asked for, one at a time."""
-
-    def __init__(
-        self,
-        name: str,
-        ids: Sequence[str],
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        roots: Mapping[str, Path],
-        *,
-        resized: bool = True,
-        **rest: object,
-    ) -> None:
-        super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
-        self.roots, self.resized = dict(roots), resized  # an id begins with one of these ("" where there is one root)
-
-    def path(self, index: int) -> Path:
-        first, _, rest = self.ids[index].partition("/")
-        return self.roots[first] / rest if first in self.roots else self.roots[""] / self.ids[index]
-
-    @property
-    def hash_covers(self) -> str:  # type: ignore[override]
-        return (
-            "ids, file sizes and content" if len(self) <= READ else f"ids, file sizes and the content of {READ} files"
-        )
-
-    @cached_property
-    def content_hash(self) -> str:
-        digest = hashlib.sha256()
-        read = set(range(len(self)) if len(self) <= READ else np.linspace(0, len(self) - 1, READ).astype(int).tolist())
-        for index, name in enumerate(self.ids):
-            path = self.path(index)
-            digest.update(f"{name}\t{path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
-            if index in read:
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()[:16]
-
-    @property
-    def source_hash(self) -> str:
-        digest = hashlib.sha256()
-        for index in range(len(self)):
-            path = self.path(index)
-            stat = path.stat()
-            line = f"{path.resolve()}\t{stat.st_size}\t{stat.st_mtime_ns}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()[:16]
-
-    def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
-        path = self.path(index)
-        try:
-            with Image.open(path) as picture:
-                return preprocess(picture, preprocessing, resized=self.resized)
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"image {path}: cannot be decoded ({error}); mend or remove it") from None
-
-    def take(self, indices: NDArray[np.int64]) -> FileSamples:
-        ids = [self.ids[i] for i in indices]
-        rest = self._taken(indices)
-        return FileSamples(self.name, ids, self.labels[indices], self.classes, self.roots, resized=self.resized, **rest)
-
-
-def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True) -> Tensor:
-    """A picture as float32 (C, S, S) in [0, 1]: colours, short side to S / crop_pct (unless not `resized`), centre crop of S."""
-    picture = picture.convert("RGB" if to.channels == 3 else "L")
-    short = int(to.img_size / to.crop_pct)
-    if resized and min(picture.size) != short:
-        picture = TF.resize(picture, [short], InterpolationMode(to.interpolation))
-    if picture.size != (to.img_size, to.img_size):
-        if min(picture.size) < to.img_size:
-            raise ValueError(f"{picture.size[0]}x{picture.size[1]} pixels, smaller than the crop of {to.img_size}")
-        picture = TF.center_crop(picture, [to.img_size, to.img_size])
-    return TF.pil_to_tensor(picture).float() / 255

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from robustkpca import __version__, analysis, checkpoints
-from robustkpca.datasets import Samples, class_names
-from robustkpca.draws import generator, seeded
+from robustkpca._version import __version__
+from robustkpca.datasets.samples import Samples, class_names
 from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError
-from robustkpca.models import Classifier, build_network
-from robustkpca.processes import ALONE, Place
-from robustkpca.settings import (
+from robustkpca.kpca import analysis
+from robustkpca.models import checkpoints
+from robustkpca.models.classifier import Classifier
+from robustkpca.models.networks import build_network
+from robustkpca.models.settings import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     SIZES,
@@ -36,6 +37,8 @@ from robustkpca.settings import (
     RPCSettings,
     split_name,
 )
+from robustkpca.runtime.keyed_random import generator, seeded
+from robustkpca.runtime.sharing import ALONE, Place
 from robustkpca.train.data import Batches, Order, Pictures, Stored, augment, load_pixels
 from robustkpca.train.loop import Trainer
 from robustkpca.train.recipes import RECIPES, Recipe, load_recipe, parse_settings, recipe_for

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from robustkpca.datasets import FileSamples, Samples
-from robustkpca.draws import generator, key_number, seeded
+from robustkpca.datasets.images import FileSamples
+from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError
-from robustkpca.processes import Place
-from robustkpca.settings import Preprocessing
+from robustkpca.models.settings import Preprocessing
+from robustkpca.runtime.keyed_random import generator, key_number, seeded
+from robustkpca.runtime.sharing import Place
 from robustkpca.train.recipes import Recipe
 
 Batch = tuple[Tensor, Tensor]  # uint8 (B, C, S, S) and int64 (B,)

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from robustkpca.errors import TrainingError
-from robustkpca.processes import Place
-from robustkpca.settings import ModelSettings
-from robustkpca.spec import parse_eps
+from robustkpca.models.settings import ModelSettings
+from robustkpca.runtime.sharing import Place
+from robustkpca.suites.budget import parse_eps
 from robustkpca.train import adversarial
 from robustkpca.train.data import Batch, keyed
 from robustkpca.train.guard import broken_backward, broken_forward, finite

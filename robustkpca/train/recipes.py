@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from robustkpca.config import Frozen
 from robustkpca.errors import SpecError, unknown
-from robustkpca.settings import Frozen
 
 
 class Recipe(Frozen):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from robustkpca.errors import RunError, SpecError
-from robustkpca.settings import ModelSettings
-from robustkpca.storage import write_files, write_whole
-from robustkpca.weights import RECORD_KEY
+from robustkpca.models.settings import ModelSettings
+from robustkpca.models.weight_files import RECORD_KEY
+from robustkpca.runs.files import write_files, write_whole
 
 COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", "projection_loss")
 

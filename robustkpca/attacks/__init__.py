@@ -1,0 +1,1 @@
+"""Attacks: a registry of methods, the engine that runs them, and those that torchattacks does not have."""

@@ -1,0 +1,132 @@
+"""Runs one attack of torchattacks in the threat model's own space, with draws keyed by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustkpca.attacks.gradient_paths import surrogate
+from robustkpca.attacks.registry import METHODS, TARGETS, least_classes
+from robustkpca.errors import SpecError
+from robustkpca.models.classifier import Classifier
+from robustkpca.runtime.keyed_random import KeyedDraws, generator, seeded
+from robustkpca.suites.attack import AttackSpec
+from robustkpca.suites.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where the attack runs: u in [0, 1], x = low + (high - low) u, x a pixel or a normalised value."""
+
+    classifier: Classifier
+    normalized: bool
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, classifier: Classifier, threat: ThreatModel, eps: Fraction) -> Coordinates:
+        if threat.clip:
+            return cls(classifier, threat.space == "normalized", 0.0, 1.0)
+        low, high = 0.0, 1.0
+        if threat.space == "normalized":
+            low = float(classifier.normalize(torch.zeros_like(classifier.mean)).min())
+            high = float(classifier.normalize(torch.ones_like(classifier.mean)).max())
+        margin = 2 * float(eps) + 1e-3  # twice eps: no rounding brings the clip into play
+        return cls(classifier, threat.space == "normalized", low - margin, high + margin)
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    def enter(self, images: Tensor) -> Tensor:
+        """Pixels to u. Where the threat model clips, what lies outside [0, 1] is clipped from the start."""
+        x = self.classifier.normalize(images) if self.normalized else images
+        return x.clamp(0, 1) if (self.low, self.high) == (0.0, 1.0) else (x - self.low) / self.width
+
+    def leave(self, u: Tensor) -> Tensor:
+        """u to pixels."""
+        x = self.values(u)
+        return self.classifier.denormalize(x) if self.normalized else x
+
+    def values(self, u: Tensor) -> Tensor:
+        return u if (self.low, self.high) == (0.0, 1.0) else u * self.width + self.low
+
+    def logits(self, u: Tensor) -> Tensor:
+        x = self.values(u)
+        return self.classifier.logits_of_normalized(x) if self.normalized else self.classifier(x)
+
+
+class _Surface(nn.Module):
+    """The model torchattacks sees: u -> logits."""
+
+    def __init__(self, coordinates: Coordinates) -> None:
+        super().__init__()
+        self.classifier = coordinates.classifier
+        self.coordinates = coordinates
+
+    def forward(self, u: Tensor) -> Tensor:
+        # Not through KeyedDraws: what the model draws is the model's.
+        # A copy, since Square writes into the logits it is given.
+        with torch._C.DisableTorchFunction():
+            return self.coordinates.logits(u).clone()
+
+
+def attack(
+    classifier: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    spec: AttackSpec,
+    threat: ThreatModel,
+    eps: Fraction,
+    label: str,
+    ids: Sequence[str],
+    seed: int,
+) -> Tensor:
+    """Attacked images, float32 (B, C, H, W) in pixels (outside [0, 1] where the threat model does not clip).
+
+    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `ids`: B sample ids, which with `seed`,
+    `label` (the attack column) and `eps` key every draw. A ball of radius 0 holds one image: eps 0 returns the images.
+    """
+    if eps == 0 and threat.norm != "none":
+        return images.clone()
+    method, classes = METHODS[spec.method], classifier.settings.num_classes
+    if classes < least_classes(spec):
+        raise SpecError(f"{spec.method} needs at least {least_classes(spec)} classes, {classifier.title} has {classes}")
+    coordinates = Coordinates.of(surrogate(classifier, spec.through), threat, eps)
+    given: dict[str, Any] = {
+        "eps": float(eps),
+        "n_classes": min(TARGETS + 1, classes),
+        "norm": {"linf": "Linf", "l2": "L2"}.get(threat.norm),
+        "seed": seed,
+    } | spec.resolve(eps)
+    parameters = {name: given.get(name, default) for name, default in method.defaults.items()}
+    for name in parameters.keys() & method.lengths:
+        parameters[name] /= coordinates.width
+    key = (seed, "attack", label, eps)
+    scope = {"sample": None, "attack": ("all",), "batch": ("batch", ids[0])}[method.draws]
+    draws = KeyedDraws(
+        [generator(*key, i) for i in ids],
+        None if scope is None else lambda number: generator(*key, *scope, *([number] if number else [])),
+    )
+    # Some attacks seed the global generators, and some models draw from them.
+    with seeded(*key, "model", ids[0]), torch.inference_mode(False), torch.enable_grad():
+        engine = method.attack(_Surface(coordinates), **parameters)
+        start = coordinates.enter(images.detach().clone())
+        with draws:
+            found = engine(start, labels.detach().clone())
+        return coordinates.leave(found.detach())
+
+
+def distance(classifier: Classifier, images: Tensor, attacked: Tensor, threat: ThreatModel) -> Tensor:
+    """How far each image was moved, in the norm (L2 where there is none) and space of the threat model. (B, C, H, W) twice -> (B,)."""
+    moved = attacked - images
+    if threat.space == "normalized":
+        moved = moved / classifier.std
+    order = {"linf": float("inf"), "l1": 1, "l2": 2, "none": 2}[threat.norm]
+    return torch.linalg.vector_norm(moved.flatten(1), ord=order, dim=1)

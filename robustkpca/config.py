@@ -1,0 +1,49 @@
+"""Plain data from TOML files: the base of all specifications, with one line for what is wrong in them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from robustkpca.errors import SpecError
+
+
+class Frozen(BaseModel):
+    """Base of all specs: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], what: str) -> Any:
+        """Validate, with one line that names the first thing that is wrong."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            errors = error.errors()
+            # A misspelt key first: it is why another one is missing.
+            first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+            where = ".".join(map(str, first["loc"])) or "the whole"
+            shown = repr(first["input"])
+            got = "" if first["type"] == "missing" or len(shown) > 80 else f" (got {shown})"
+            text = first["msg"].removeprefix("Value error, ")
+            more = f" And {error.error_count() - 1} more." if error.error_count() > 1 else ""
+            raise SpecError(f"{what}: {where}: {text}{got}.{more}") from None
+
+
+def data_folder(packed: str, source: str) -> Path:
+    """Data files of the package: `packed` inside a wheel, `source` at the top of a checkout."""
+    here = Path(__file__).resolve().parent
+    return here / packed if (here / packed).is_dir() else here.parent / source
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file, with one line that names it when it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{what} {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{what} {path}: not TOML ({error})") from None

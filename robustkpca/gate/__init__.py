@@ -1,0 +1,1 @@
+"""The regression check and what CI systems read of it."""

@@ -1,0 +1,256 @@
+"""The regression check: a run against a baseline, cell by cell, on identical samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import Field, field_validator, model_validator
+
+from robustkpca.config import Frozen, read_toml
+from robustkpca.diagnosis.findings import findings
+from robustkpca.errors import SpecError
+from robustkpca.runs.run import Run
+from robustkpca.statistics import proportions
+from robustkpca.suites.budget import eps_text, parse_eps
+from robustkpca.suites.cell import OUT_OF_DISTRIBUTION, Cell
+
+HOLDS, REGRESSED, INVALID = 0, 1, 2  # exit codes
+COLUMNS = ["model", "attack", "budget", "n", "baseline", "now", "change", "low", "high", "p", "tolerance", "verdict"]
+
+
+class CellTolerance(Frozen):
+    """Other limits for the cells whose model, attack and budget match these patterns (`*`, `?`, `[...]`)."""
+
+    model: str = "*"
+    attack: str = "*"
+    budget: str = "*"
+    tolerance: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False, strict=True)
+    gain: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> CellTolerance:
+        if self.tolerance is None and self.gain is None:
+            raise ValueError("expected tolerance or gain")
+        return self
+
+    @field_validator("budget")
+    @classmethod
+    def _as_rows_have_it(cls, budget: str) -> str:
+        """0.0313725 is 8/255; patterns and severities stay as they are."""
+        try:
+            return eps_text(parse_eps(budget))
+        except SpecError:
+            return budget
+
+    def matches(self, model: str, cell: Cell) -> bool:
+        pairs = ((model, self.model), (cell.attack, self.attack), (cell.budget, self.budget))
+        return all(fnmatchcase(value, pattern) for value, pattern in pairs)
+
+    def describe(self) -> str:
+        return f"model {self.model!r}, attack {self.attack!r}, budget {self.budget!r}"
+
+
+class Tolerances(Frozen):
+    """How many points a cell may lose, and how many it may gain before that is suspicious. Of the [[cell]] tables that match, the last decides."""
+
+    tolerance: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False, strict=True)
+    gain: float = Field(default=20.0, ge=0, le=100, allow_inf_nan=False, strict=True)
+    cell: tuple[CellTolerance, ...] = ()
+
+    @field_validator("cell", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError("expected [[cell]] tables, in double brackets")
+        return value
+
+    @classmethod
+    def load(cls, path: Path) -> Tolerances:
+        """From a TOML file; an unknown key is an error."""
+        return cls.parse(read_toml(path, "tolerances"), f"tolerances {path}")
+
+    def of(self, model: str, cell: Cell) -> tuple[float, float]:
+        """(tolerance, gain) of one cell."""
+        tolerance, gain = self.tolerance, self.gain
+        for rule in self.cell:
+            if rule.matches(model, cell):
+                tolerance = tolerance if rule.tolerance is None else rule.tolerance
+                gain = gain if rule.gain is None else rule.gain
+        return tolerance, gain
+
+
+@dataclass
+class Verdict:
+    """What check found. `code` is the exit code; `reasons` say what regressed, or why nothing could be compared; `doubts` why the run is not
+    to be believed; `notes` are worth a look. `cells` has COLUMNS (figures in per cent, changes in points), empty where nothing was compared."""
+
+    code: int
+    cells: pd.DataFrame
+    reasons: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def invalid(cls, reasons: list[str], notes: Sequence[str] = ()) -> Verdict:
+        """Nothing could be compared."""
+        return cls(INVALID, pd.DataFrame(columns=COLUMNS), reasons, notes=list(notes))
+
+    @property
+    def text(self) -> str:
+        if self.code == INVALID:
+            return "not comparable" if self.reasons else "not to be believed"
+        return {HOLDS: "holds", REGRESSED: "regressed"}[self.code]
+
+    @property
+    def lines(self) -> list[str]:
+        """Reasons and doubts, each with what it is."""
+        word = "regressed" if self.code == REGRESSED else "not comparable"
+        return [f"{word}: {r}" for r in self.reasons] + [f"not to be believed: {d}" for d in self.doubts]
+
+
+def check(
+    run: Run, baseline: Run, *, tolerance: float = 1.0, alpha: float = 0.05, tolerances: Tolerances | None = None
+) -> Verdict:
+    """Has accuracy dropped anywhere since the baseline?
+
+    A cell regressed when its accuracy fell by more than its tolerance (points) and the fall is significant: one-sided exact McNemar test
+    on the same samples, Holm-adjusted over all cells, at level `alpha`. Likewise a gain beyond `Tolerances.gain` is suspicious. Every cell of
+    the baseline must be there and whole; runs that differ in threat model, data, seed or dtype are not comparable; and a run with broken
+    rows or a finding of level fail is not to be believed. `tolerances` replaces `tolerance` and gives cells limits of their own.
+    """
+    if not (math.isfinite(tolerance) and 0 <= tolerance <= 100):
+        raise SpecError(f"--tolerance: expected points from 0 to 100, got {tolerance}")
+    if not 0 < alpha < 1:
+        raise SpecError(f"--alpha: expected a level between 0 and 1, got {alpha}")
+    limits = tolerances or Tolerances(tolerance=tolerance)
+    pairs, reasons, notes = _comparable(run, baseline)
+    for rule in limits.cell:
+        if pairs and not any(rule.matches(ours, cell) for ours in pairs.values() for cell in baseline.cells):
+            reasons.append(f"tolerances: no cell matches {rule.describe()}")
+    if reasons:
+        return Verdict.invalid(reasons, notes)
+    frame = _judged(_pairs(run, baseline, pairs), limits, alpha)
+    regressed, suspicious = (frame[frame["verdict"] == v] for v in ("regressed", "suspicious"))
+    reasons += [_said(row) for row in regressed.itertuples()]
+    doubts = [f"suspiciously better: {_said(row)}" for row in suspicious.itertuples()]
+    doubts += failures(run)
+    code = REGRESSED if reasons else INVALID if doubts else HOLDS
+    return Verdict(code, frame, reasons, doubts, notes)
+
+
+def failures(run: Run) -> list[str]:
+    """The findings of level fail, in words."""
+    return [f"{f.rule}, {f.model}: {f.message}. {f.advice}" for f in findings(run) if f.level == "fail"]
+
+
+def _pairs(run: Run, baseline: Run, pairs: dict[str, str]) -> dict[tuple[str, Cell], proportions.Paired]:
+    """Before and now for each model of the run and each cell of the baseline, sample by sample."""
+    found = {}
+    for theirs, ours in pairs.items():
+        for cell in baseline.cells:
+            before, now = baseline.cell_rows(theirs, cell)["correct"], run.cell_rows(ours, cell)["correct"]
+            found[ours, cell] = proportions.Paired.of(before.to_numpy(bool), now.reindex(before.index).to_numpy(bool))
+    return found
+
+
+def _judged(pairs: dict[tuple[str, Cell], proportions.Paired], limits: Tolerances, alpha: float) -> pd.DataFrame:
+    """The frame of a Verdict."""
+    worse = proportions.holm([p.p_worse for p in pairs.values()])
+    better = proportions.holm([p.p_better for p in pairs.values()])
+    records: list[list[Any]] = []
+    for ((model, cell), pair), p_worse, p_better in zip(pairs.items(), worse, better, strict=True):
+        tolerance, gain = limits.of(model, cell)
+        change = 100 * pair.difference
+        verdict, p = "holds", p_worse
+        if change < -tolerance and p_worse < alpha:
+            verdict = "regressed"
+        elif change > gain and p_better < alpha:
+            verdict, p = "suspicious", p_better
+        before = 100 * (pair.both + pair.lost) / pair.n
+        low, high = pair.interval()
+        records.append([model, cell.attack, cell.budget, pair.n, before, before + change, change, 100 * low, 100 * high,
+                        p, tolerance, verdict])  # fmt: skip
+    return pd.DataFrame(records, columns=COLUMNS)
+
+
+def _said(row: Any) -> str:
+    return (
+        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f} % "
+        f"({row.change:+.1f} points, {row.low:+.1f} to {row.high:+.1f}; p = {row.p:.2g}, n = {row.n})"
+    )
+
+
+def _name(attack: object, budget: object) -> str:
+    return f"{attack} {budget}".strip()
+
+
+def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], list[str]]:
+    """Which model stands against which, why the runs may not be compared, and what differs harmlessly."""
+    reasons, notes = [], []
+    ours, theirs = run.request, baseline.request
+    for key, what in (("seed", "seed"), ("dtype", "precision")):
+        if ours[key] != theirs[key]:
+            reasons.append(f"other {what}: {ours[key]} here, {theirs[key]} in the baseline")
+    for key, what in (("n", "number of samples"), ("ids", "sample ids"), ("content", "image data")):
+        if ours["data"][key] != theirs["data"][key]:
+            reasons.append(f"other {what}: {ours['data'][key]} here, {theirs['data'][key]} in the baseline")
+    if OUT_OF_DISTRIBUTION in baseline.conditions:
+        reasons.append("ImageNet-O runs have no accuracy to compare; use `table --layout robustness`")
+    here = {suite.name: suite for suite in run.suites}
+    for suite in baseline.suites:
+        if suite.name not in here:
+            reasons.append(f"suite {suite.name} was not run; run were {', '.join(here)}")
+        elif here[suite.name] != suite:
+            reasons.append(f"other threat model or parameters in suite {suite.name}: [{here[suite.name].describe()}] here, "
+                           f"[{suite.describe()}] in the baseline")  # fmt: skip
+    if len(run.models) == len(baseline.models) == 1:
+        pairs = {baseline.models[0]: run.models[0]}
+        if run.models != baseline.models:
+            notes.append(f"{run.models[0]} is compared with {baseline.models[0]}")
+    else:
+        pairs = {model: model for model in baseline.models}
+        reasons += [f"model {m} was not run; run were {', '.join(run.models)}" for m in pairs if m not in run.models]
+    if reasons:
+        return {}, reasons, notes
+    reasons += [f"in the baseline: {fault}" for fault in faults(baseline, pairs.keys(), baseline.cells)]
+    reasons += [f"here: {fault}" for fault in faults(run, pairs.values(), baseline.cells)]
+    if not reasons:
+        for model, other in pairs.items():
+            for cell in baseline.cells:
+                left, right = baseline.cell_rows(model, cell), run.cell_rows(other, cell)
+                if not left["label"].sort_index().equals(right["label"].sort_index()):
+                    reasons.append(f"other samples or labels in {other}, {_name(cell.attack, cell.budget)}")
+    for key in ("device", "software"):
+        if ours[key] != theirs[key]:
+            notes.append(f"other {key}: {ours[key]} here, {theirs[key]} in the baseline")
+    return pairs, reasons, notes
+
+
+def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
+    """Why figures of a run must not be believed: cells that are not complete or hold flagged rows, rows without a value."""
+    models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
+    found = []
+    for model in models:
+        broken = [s for s in (run.status(model, cell) for cell in cells) if s.text != "complete"]
+        found += [f"{model}, {_name(s.cell.attack, s.cell.budget)}: {s.text}" for s in broken[:3]]
+        if len(broken) > 3:
+            found.append(f"and {len(broken) - 3} more cells of {model}")
+    rows = run.rows
+    if rows.empty:
+        return found
+    if rows[["correct", "label", "prediction"]].isna().any(axis=None):
+        return [*found, "rows without a value"]
+    if wrong := int((rows["correct"] != (rows["prediction"] == rows["label"])).sum()):
+        found.append(f"{wrong} rows whose `correct` is not what label and prediction say")
+    classes = {m["label"]: (m["settings"] or {}).get("num_classes", 0) for m in run.request["models"]}
+    if wrong := int(((rows["prediction"] < -1) | (rows["prediction"] >= rows["model"].map(classes))).sum()):
+        found.append(f"{wrong} rows with a prediction that is no class of the model")
+    if wrong := int((rows["confidence"].isna() & (rows["prediction"] >= 0)).sum()):
+        found.append(f"{wrong} rows without a confidence")
+    return found

@@ -1,0 +1,1 @@
+"""Attention as kernel PCA: theory, analysis of a model, its page and plots."""

@@ -1,0 +1,1 @@
+"""Models: settings, attention, networks, the classifier, weight files and checkpoints."""

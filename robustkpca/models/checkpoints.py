@@ -1,0 +1,377 @@
+"""From a name and a file to a classifier: settings completed, weights loaded strictly; and our own files written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save as serialize
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor
+
+from robustkpca.errors import CheckpointError, SpecError, unknown
+from robustkpca.models.classifier import Classifier
+from robustkpca.models.networks import build_network
+from robustkpca.models.settings import (
+    CLASS_LISTS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PURSUING,
+    SIZES,
+    TRAINED_AS,
+    ModelSettings,
+    RPCSettings,
+    alike,
+    split_name,
+)
+from robustkpca.models.weight_files import RECORD_KEY, Weights, Which, read
+
+EMBEDDED: dict[str, str] = {
+    "vit": "vit.safetensors",
+    "symvit": "symvit.safetensors",
+    "rpc-symvit": "rpc-symvit.safetensors",
+    "rpc-symvit-2iter-all": "rpc-symvit-2iter-all.safetensors",
+}
+TIMM = ("timm:", "hf-hub:")  # model names that timm resolves
+
+
+def embedded_path(name: str) -> Path:
+    """The file of an embedded model (see EMBEDDED)."""
+    return Path(str(resources.files("robustkpca") / "embedded" / EMBEDDED[name]))
+
+
+def save(path: Path, state: Mapping[str, Tensor], settings: ModelSettings, training: dict[str, Any]) -> None:
+    """Write safetensors with the settings and the training record in its metadata, complete or not at all."""
+    record = {"settings": settings.model_dump(mode="json", by_alias=True), "training": training}
+    metadata = {RECORD_KEY: json.dumps(record, sort_keys=True, allow_nan=False)}
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(serialize({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata))
+        os.replace(part, path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def load_classifier(
+    model: str | None = None,
+    checkpoint: Path | str | None = None,
+    *,
+    weights: Which = "raw",
+    iterations: int | None = None,
+    lam: float | None = None,
+    layers: str | tuple[int, ...] | None = None,
+    heads: int | None = None,
+    img_size: int | None = None,
+    classes: tuple[str, ...] = (),
+    device: str | torch.device = "cpu",
+) -> Classifier:
+    """A classifier by name, by file, or both.
+
+    `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a `checkpoint`, or what timm resolves,
+    `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given). `weights` chooses between a file's raw and EMA
+    weights. `iterations`, `lam` and `layers` complete or override the RPC settings of the file. `img_size` other than the file's
+    resamples the position embeddings. `classes` names the logits where the file does not. Loading is strict. What was done to
+    a file's weights is in the classifier's `notes`. Raises SpecError for unknown names, CheckpointError for files that do not fit.
+    """
+    if checkpoint is None and model is None:
+        raise SpecError("expected a model name or a checkpoint")
+    overrides = {k: v for k, v in (("iterations", iterations), ("lambda", lam), ("layers", layers)) if v is not None}
+    if model is not None and model.startswith(TIMM):
+        if overrides:
+            raise SpecError(f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
+        return _load_timm(model, checkpoint, weights, img_size, classes).to(device)
+    if checkpoint is None:
+        assert model is not None
+        if model not in EMBEDDED:
+            split_name(model)  # raises for what is no name at all
+            raise SpecError(f"model {model!r} needs --checkpoint FILE; embedded are {', '.join(EMBEDDED)}")
+        path, family, size = embedded_path(model), None, None
+    else:
+        path = Path(checkpoint)
+        family, size = (None, None) if model is None else split_name(model)
+    about = f"checkpoint {path}"
+    file = read(path, weights)
+    settings = complete_settings(file, family, overrides, heads, classes, about)
+    if size is not None and settings.size != size:
+        raise CheckpointError(
+            f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
+        )
+    state, notes = dict(file.state), list(file.notes)
+    recorded = (file.settings or {}).get("family") or ("rpc-symvit" if file.args.get("robust") else settings.family)
+    if recorded != settings.family:
+        notes.append(f"the file says {recorded}, used as {settings.family}")
+    if settings.rpc and (trained := (file.settings or {}).get("rpc")):
+        trained = RPCSettings.parse(trained, about)
+        if trained != settings.rpc:
+            notes.append(f"{TRAINED_AS}{trained.label}, lambda {trained.lam:g}")
+    if img_size is not None and img_size != settings.preprocessing.img_size:
+        assert settings.patch_size is not None
+        if img_size % settings.patch_size:
+            raise SpecError(f"--img-size: expected a multiple of the patch size {settings.patch_size}, got {img_size}")
+        grids = (settings.preprocessing.img_size // settings.patch_size, img_size // settings.patch_size)
+        state["pos_embed"], note = _resample(state["pos_embed"], *grids, prefix=1)
+        notes.append(note)
+        sized = settings.preprocessing.model_copy(update={"img_size": img_size})
+        settings = settings.model_copy(update={"preprocessing": sized})
+    network = build_network(settings)
+    _load_strictly(network, state, f"{about} does not fit {settings.title}")
+    source = f"embedded:{path.stem}" if checkpoint is None else str(checkpoint)
+    return Classifier(network, settings, source=source, notes=tuple(notes)).to(device)
+
+
+def _resample(embedding: Tensor, old: int, new: int, prefix: int) -> tuple[Tensor, str]:
+    """Position embeddings (1, prefix + old^2, D) for a grid of new x new patches; bicubic, antialiased (timm)."""
+    resampled = resample_abs_pos_embed(embedding, new_size=[new, new], old_size=[old, old], num_prefix_tokens=prefix)
+    return resampled, f"position embeddings resampled from {old}x{old} to {new}x{new}"
+
+
+def complete_settings(
+    file: Weights,
+    family: str | None,
+    overrides: Mapping[str, Any],
+    heads: int | None,
+    classes: tuple[str, ...],
+    about: str,
+) -> ModelSettings:
+    """Settings from the file where it has them, else from its tensors; RPC settings completed by the flags."""
+    own = file.settings
+    known: dict[str, Any] = {}
+    if own:
+        known = dict(own.get("rpc") or {})
+        if family is not None and family != own["family"]:
+            if not alike(family, own["family"]):
+                raise CheckpointError(f"{about}: expected {family}, got the weights of a {own['family']}")
+            own = {**own, "family": family}
+        family = own["family"]
+    elif file.args.get("robust"):
+        known = {"iterations": file.args.get("num_iter"), "lambda": file.args.get("lambd"), "layers": None}
+        layer = file.args.get("layer")
+        if isinstance(layer, int) and layer >= 0:  # one layer, counted from 0
+            known["layers"] = "first" if layer == 0 else (layer + 1,)
+        family = family or "rpc-symvit"
+    rpc = None
+    if family in PURSUING:
+        merged = {"layers": "first", **known, **overrides}
+        missing = [f"--{key}" for key in ("iterations", "lambda", "layers") if merged.get(key) is None]
+        if missing:
+            raise CheckpointError(f"{about}: the file does not say how RPC-Attention runs; say {' and '.join(missing)}")
+        rpc = RPCSettings.parse(merged, "RPC settings")
+    elif overrides and family is not None:
+        raise SpecError(
+            f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {family}"
+        )
+    if own:
+        return ModelSettings.parse({**own, "rpc": rpc, **({"classes": classes} if classes else {})}, about)
+    return _infer_settings(file, family, rpc, heads, classes, about)
+
+
+def _infer_settings(
+    file: Weights,
+    family: str | None,
+    rpc: RPCSettings | None,
+    heads: int | None,
+    classes: tuple[str, ...],
+    about: str,
+) -> ModelSettings:
+    """Settings of a plain ViT state dict, read from its tensors and from a training script's arguments.
+
+    SymViT and RPC-SymViT have the same parameters: when neither `family` nor the arguments tell them apart, refuse.
+    """
+    state, args = file.state, file.args
+    try:
+        width = state["cls_token"].shape[-1]
+        _, channels, patch, _ = state["patch_embed.proj.weight"].shape
+        tokens = state["pos_embed"].shape[1] - 1
+        qkv = state["blocks.0.attn.qkv.weight"].shape[0]
+        num_classes = state["head.weight"].shape[0]
+    except KeyError as error:
+        raise CheckpointError(
+            f"{about}: expected a ViT with timm's parameter names, {error.args[0]} is missing; "
+            f"it has {', '.join(list(state)[:5])}, ..."
+        ) from None
+    depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+    scaled = {"blocks.0.attn.S": "scaled-vit", "blocks.0.attn.s": "scaled-vit-alpha"}
+    found = next((name for key, name in scaled.items() if key in state), "vit" if qkv == 3 * width else "symvit")
+    if family is None:
+        family = found
+        if found == "symvit":
+            if "robust" not in args:
+                raise CheckpointError(
+                    f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model"
+                )
+            family = "rpc-symvit" if args["robust"] else "symvit"
+    elif not alike(family, found):
+        raise CheckpointError(
+            f"{about}: expected {family}, got the weights of a {found} (qkv has {qkv} rows, width {width})"
+        )
+    if heads is None:
+        named = re.search(r"_(tiny|small|base)_", str(args.get("model", "")))
+        size = named[1] if named else next((s for s, (w, d, _) in SIZES.items() if (w, d) == (width, depth)), None)
+        if size is None:
+            raise CheckpointError(f"{about}: width {width} and depth {depth} are of no known size; say --heads")
+        heads = SIZES[size][2]
+    grey = channels == 1
+    mean, std = file.mean_std or (((0.5,), (0.5,)) if grey else (IMAGENET_MEAN, IMAGENET_STD))
+    return ModelSettings.parse(
+        {
+            "family": family,
+            "preprocessing": {"img_size": math.isqrt(tokens) * patch, "mean": mean, "std": std},
+            "num_classes": num_classes,
+            "classes": classes or CLASS_LISTS.get(num_classes, ()),
+            "patch_size": patch,
+            "width": width,
+            "depth": depth,
+            "heads": heads,
+            "rpc": rpc,
+        },
+        about,
+    )
+
+
+def _load_timm(
+    model: str, checkpoint: Path | str | None, which: Which, img_size: int | None, classes: tuple[str, ...]
+) -> Classifier:
+    name = model.removeprefix("timm:")
+    known = name.startswith("hf-hub:") or name in timm.list_models() or name in timm.list_models(pretrained=True)
+    if not known:
+        close = timm.list_models(f"{name.split('_')[0]}*") or ["what timm.list_models() lists"]
+        raise SpecError(unknown("timm model", name, close))
+    notes: list[str] = []
+    mean_std = None
+    if checkpoint is None:
+        try:
+            network = _create_timm(name, img_size, pretrained=True)
+        except Exception as error:  # timm and the hub raise what they like when weights cannot be had
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(
+                f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE"
+            ) from None
+    else:
+        file = read(Path(checkpoint), which)
+        state, mean_std = dict(file.state), file.mean_std
+        notes += file.notes
+        network = _create_timm(name, img_size, **_head(name, state))
+        if img_size is not None and "pos_embed" in state and getattr(network, "pos_embed", None) is not None:
+            notes += _fit_position_embeddings(network, state)
+        _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
+    config = timm.data.resolve_model_data_config(network)
+    mean, std = mean_std or (config["mean"], config["std"])
+    settings = ModelSettings.parse(
+        {
+            "family": model,
+            "preprocessing": {
+                "img_size": img_size or config["input_size"][-1],
+                "mean": mean,
+                "std": std,
+                "crop_pct": config["crop_pct"],
+                "interpolation": config["interpolation"],
+            },
+            "num_classes": int(network.num_classes),
+            "classes": classes or CLASS_LISTS.get(network.num_classes, ()),
+        },
+        model,
+    )
+    return Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
+
+
+def _create_timm(name: str, img_size: int | None, **options: Any) -> Any:
+    if img_size is not None:
+        try:
+            return timm.create_model(name, img_size=img_size, **options)
+        except TypeError:
+            pass  # a network without a fixed size takes any
+    return timm.create_model(name, **options)
+
+
+def _head(name: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The number of classes of a file, read from its classifier; nothing where timm does not say which layer that is."""
+    config = timm.get_pretrained_cfg(name)
+    layer = config.classifier if config else None
+    layer = layer[0] if isinstance(layer, tuple | list) else layer
+    weight = state.get(f"{layer}.weight")
+    return {} if weight is None else {"num_classes": weight.shape[0]}
+
+
+def _fit_position_embeddings(network: Any, state: dict[str, Tensor]) -> list[str]:
+    """Resample `pos_embed` of a square grid to the network's; other shapes are left for strict loading to refuse."""
+    prefix = int(getattr(network, "num_prefix_tokens", 0))
+    old, new = (math.isqrt(t.shape[1] - prefix) for t in (state["pos_embed"], network.pos_embed))
+    if old == new:
+        return []
+    state["pos_embed"], note = _resample(state["pos_embed"], old, new, prefix)
+    return [note]
+
+
+def _load_strictly(network: torch.nn.Module, state: Mapping[str, Tensor], what: str) -> None:
+    """Every key on both sides, every shape; else one line with counts and examples."""
+    expected = network.state_dict()
+    missing = sorted(expected.keys() - state.keys())
+    unexpected = sorted(state.keys() - expected.keys())
+    shapes = [
+        f"{key} expected {tuple(expected[key].shape)}, got {tuple(state[key].shape)}"
+        for key in sorted(expected.keys() & state.keys())
+        if expected[key].shape != state[key].shape
+    ]
+    faults = [
+        f"{len(found)} {kind} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
+        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if found
+    ]
+    if faults:
+        raise CheckpointError(f"{what}: {'; '.join(faults)}")
+    network.load_state_dict(dict(state), strict=True)
+
+
+def inspect(path: Path) -> list[tuple[str, str]]:
+    """What a weight file is, as (fact, value) lines, without building a model. Raises CheckpointError as `read` does."""
+    try:
+        file = read(path, "raw")
+    except CheckpointError as error:
+        if "say --weights ema" not in str(error):
+            raise
+        file = read(path, "ema")
+    count = sum(t.numel() for t in file.state.values())
+    facts = [("file", f"{path} ({path.stat().st_size:,} bytes)"), ("tensors", f"{len(file.state)}, {count:,} numbers")]
+    if file.entries:
+        facts.append(("entries", ", ".join(file.entries)))
+    facts += [("weights", note) for note in file.notes]
+    if file.training:
+        facts.append(
+            ("training", json.dumps({k: v for k, v in file.training.items() if k != "epochs"}, sort_keys=True))
+        )
+    if file.args:
+        named = ("model", "robust", "num_iter", "lambd", "layer", "input_size", "epochs")
+        facts.append(
+            ("arguments", ", ".join(f"{k}={file.args[k]}" for k in named if k in file.args) or "none of the model's")
+        )
+    try:
+        settings = complete_settings(file, None, {}, None, (), "the file")
+    except CheckpointError as error:
+        return [*facts, ("model", str(error))]
+    p = settings.preprocessing
+    facts.append(("model", settings.title))
+    facts.append(
+        ("input", f"{p.channels}x{p.img_size}x{p.img_size}, patch {settings.patch_size}, mean {p.mean}, std {p.std}")
+    )
+    facts.append(
+        ("classes", f"{settings.num_classes}" + (f", {settings.classes_text}" if settings.classes else ", not named"))
+    )
+    if settings.rpc:
+        facts.append(
+            ("rpc", f"iterations {settings.rpc.iterations}, lambda {settings.rpc.lam:g}, layers {settings.rpc.layers}")
+        )
+    try:
+        _load_strictly(build_network(settings), file.state, "no")
+        facts.append(("fits", "yes, every parameter"))
+    except CheckpointError as error:
+        facts.append(("fits", str(error)))
+    return facts

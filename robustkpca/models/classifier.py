@@ -1,0 +1,197 @@
+"""Vision transformers by name, and the Classifier: a model as evaluation sees it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustkpca.errors import CheckpointError, SpecError
+from robustkpca.models.attention import (
+    MultiHeadAttention,
+    RPCAttention,
+)
+from robustkpca.models.settings import ModelSettings
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+_BLOCK = 4  # images; see Classifier.logits_of_normalized
+
+
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (first 16 hex digits) of names, dtypes, shapes and values: the same in any file format or order."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A model whose weights could not be loaded, kept so that it is shown as failed beside the others."""
+
+    title: str
+    source: str
+    reason: str
+
+
+class _Among(nn.Module):
+    """Some of a network's logits."""
+
+    chosen: Tensor
+
+    def __init__(self, network: nn.Module, num_classes: int, indices: Sequence[int]) -> None:
+        super().__init__()
+        self.network, self.num_classes = network, num_classes
+        self.register_buffer("chosen", torch.tensor(indices), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _one_head(self.network(x)).index_select(1, self.chosen)
+
+
+def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
+    """Logits of a class head and a distillation head are averaged, as DeiT does."""
+    return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+
+
+def _own(network: nn.Module) -> nn.Module:
+    """The same network as modules of our own over the same memory: modes, `requires_grad` and `.grad` of the given one stay as they are."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
+    shared |= {id(b): b for b in network.buffers()}
+    return copy.deepcopy(network, shared)
+
+
+class Classifier(nn.Module):
+    """A network with its own normalisation, always in eval mode, its parameters frozen.
+
+    The weights are the given network's, not copied; its modes, `requires_grad` and `.grad` are left as they are.
+
+    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A network that
+    returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike. Logits are float32; in
+    bfloat16 (see `variant`) the network's own weights and activations are rounded.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        settings: ModelSettings,
+        *,
+        title: str | None = None,
+        source: str = "",
+        notes: tuple[str, ...] = (),
+        weights: str | None = None,
+    ) -> None:
+        """`weights`: what `weights_hash` gives, where it is known."""
+        super().__init__()
+        self.network = _own(network)
+        self.settings = settings
+        self.title = title or settings.title
+        # Where the weights came from and what was done to them, for the receipt.
+        self.source, self.notes = source, notes
+        self.weights = weights or weights_hash(self.network.state_dict())
+        self.compiled = False
+        shape = (1, settings.preprocessing.channels, 1, 1)
+        self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(settings.preprocessing.std).reshape(shape), persistent=False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Classifier:
+        """Stays in eval mode, all sub-modules too, whatever an attack library asks for."""
+        return super().train(False)
+
+    def restricted(self, indices: Sequence[int], classes: tuple[str, ...]) -> Classifier:
+        """The same model answering among some of its classes only: logits (B, len(indices)), in that order."""
+        settings = self.settings.model_copy(update={"num_classes": len(indices), "classes": classes})
+        return self._over(_Among(self.network, self.settings.num_classes, indices), settings)
+
+    def twin(self) -> Classifier:
+        """A classifier of its own over the same weights."""
+        return self._over(self.network, self.settings)
+
+    def variant(
+        self, *, dtype: torch.dtype = torch.float32, compiled: bool = False, checkpointed: bool = False
+    ) -> Classifier:
+        """The same model in another precision (float32 or bfloat16), compiled by `torch.compile`, or `checkpointed`: with each block's activations
+        computed again in the backward pass, which takes less memory and more time and changes no figure. Raises SpecError where it cannot be."""
+        if dtype not in DTYPES.values():
+            raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
+        new = self._over(self.network, self.settings, compiled)
+        new.network.to(dtype)
+        if checkpointed:
+            switch: Any = getattr(new.network, "set_grad_checkpointing", None)
+            if switch is None:
+                raise SpecError(f"{self.title}: it has no blocks that could be checkpointed")
+            switch()
+        return new
+
+    def _over(self, network: nn.Module, settings: ModelSettings, compiled: bool | None = None) -> Classifier:
+        known = {"title": self.title, "source": self.source, "notes": self.notes, "weights": self.weights}
+        new = Classifier(network, settings, **known).to(self.device)  # type: ignore[arg-type]
+        new.compiled = self.compiled if compiled is None else compiled
+        if new.compiled:
+            new.network.compile()
+        return new
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network's weights; float32 where it has none."""
+        return next((p.dtype for p in self.network.parameters()), torch.float32)
+
+    @property
+    def pursues(self) -> bool:
+        """Whether it has RPC-Attention."""
+        return any(isinstance(m, RPCAttention) for m in self.network.modules())
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
+
+    @property
+    def attention_kernel(self) -> str:
+        """How attention is computed, for the receipt: kernels round differently."""
+        modules = list(self.network.modules())
+        compiled = ", compiled" if self.compiled else ""
+        if ours := [m.parts for m in modules if isinstance(m, MultiHeadAttention)]:
+            symmetric = 2 in ours
+            return f"fused{', gradients by hand' if symmetric and self.device.type == 'cpu' else ''}{compiled}"
+        fused = {bool(m.fused_attn) for m in modules if hasattr(m, "fused_attn")}
+        kernel = {(): "none", (True,): "fused", (False,): "not fused"}.get(tuple(fused), "fused in part")
+        return f"{kernel}{compiled}"
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """[0, 1] pixels to normalised units."""
+        return (images - self.mean) / self.std
+
+    def denormalize(self, images: Tensor) -> Tensor:
+        """Normalised units to pixels."""
+        return images * self.std + self.mean
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits_of_normalized(self.normalize(images))
+
+    def logits_of_normalized(self, images: Tensor) -> Tensor:
+        """Logits of already normalised images, (B, C, H, W) -> (B, classes)."""
+        batch = images.shape[0]
+        # Matrix libraries multiply few rows, and rows left over from blocks of four, with other kernels, which round otherwise.
+        # On the CPU a batch is filled up to a multiple of four, so that a sample's logits and gradient are the same to
+        # the bit in any batch (measured with one and two threads).
+        if images.device.type == "cpu" and batch % _BLOCK:
+            images = torch.cat([images, images[:1].expand(_BLOCK - batch % _BLOCK, *images.shape[1:])])
+        if self.dtype == torch.bfloat16:
+            images = images.to(torch.bfloat16)
+        logits = _one_head(self.network(images))[:batch]
+        if logits.shape != (batch, self.settings.num_classes):
+            raise CheckpointError(
+                f"{self.title}: expected logits of shape {(batch, self.settings.num_classes)}, "
+                f"got {tuple(logits.shape)}"
+            )
+        return logits.float() if logits.dtype == torch.bfloat16 else logits

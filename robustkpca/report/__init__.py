@@ -1,0 +1,1 @@
+"""Tables, plots and words made of runs, and where every number comes from."""

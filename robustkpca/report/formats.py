@@ -1,0 +1,108 @@
+"""Tables of `layouts` as Markdown, LaTeX (booktabs), HTML and CSV."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import pandas as pd
+
+from robustkpca.errors import SpecError, unknown
+from robustkpca.page import escape, markdown
+from robustkpca.report.paper_tables import Table
+
+_ON, _OFF = "\ue000", "\ue001"  # stand for bold until the text around them is escaped
+_BOLD: dict[str, tuple[str, str]] = {
+    "markdown": ("**", "**"),
+    "latex": (r"\textbf{", "}"),
+    "html": ("<b>", "</b>"),
+    "csv": ("", ""),
+}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "–": "--",
+    "~": r"\textasciitilde{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+} | {c: f"\\{c}" for c in "&%$#_{}"}
+FORMATS = tuple(_BOLD)
+
+
+def render(table: Table, form: str, **options: bool) -> str:
+    """The table in one of FORMATS, with its title and notes; options are those of `Table.texts`."""
+    if form not in _BOLD:
+        raise SpecError(unknown("format", form, FORMATS))
+    cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
+    text = {"markdown": _markdown, "latex": _latex, "html": _html, "csv": _csv}[form](
+        table.title, cells, notes(table, **options)
+    )
+    on, off = _BOLD[form]
+    return text.replace(_ON, on).replace(_OFF, off)
+
+
+def notes(table: Table, *, intervals: bool = False, significance: bool = False, reference: bool = False) -> list[str]:
+    """What has to be said under the table when it is shown with these options of `Table.texts`."""
+    found = list(table.notes)
+    if intervals:
+        found.insert(0, "In parentheses: 95 % Wilson interval.")
+    if significance:
+        marked = len(table.significance())
+        found.insert(
+            0,
+            f"*: differs from {table.models[0]}, exact McNemar test on the same samples, Holm-adjusted, p < 0.05 "
+            f"({marked or 'no'} figure{'' if marked == 1 else 's'}).",
+        )
+    if reference:
+        what = "published figure (arXiv 2406.13762) for the same protocol, data and model; empty where there is none."
+        found.insert(
+            0,
+            f"paper: {what}" if table.published() else "No figure here has a published counterpart (arXiv 2406.13762).",
+        )
+    return found
+
+
+def _markdown(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
+    lines = [
+        f"### {escape(title)}",
+        "",
+        markdown(cells),
+        "",
+        *(f"{escape(note)}  " for note in below),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
+    return cells.to_csv(lineterminator="\n")
+
+
+def _latex(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
+    def escaped(text: object) -> str:
+        return "".join(_LATEX.get(c, c) for c in str(text))
+
+    rows = [" & ".join(escaped(v) for v in row) + r" \\" for row in cells.reset_index().to_numpy().tolist()]
+    head = " & ".join(escaped(v) for v in [cells.index.name, *cells.columns]) + r" \\"
+    body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    comments = [f"% {note}" for note in below]
+    columns = "l" + "r" * len(cells.columns)
+    parts = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escaped(title)}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        *body,
+    ]
+    return "\n".join([*comments, *parts, r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+def _html(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
+    def row(values: Sequence[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(v))}</{tag}>" for v in values) + "</tr>"
+
+    head = row([cells.index.name, *cells.columns], "th")
+    body = "\n".join(row(values, "td") for values in cells.reset_index().to_numpy().tolist())
+    paragraphs = "\n".join(f"<p>{html.escape(note)}</p>" for note in below)
+    return f"<table>\n<caption>{html.escape(title)}</caption>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n{paragraphs}\n"

@@ -1,0 +1,1 @@
+"""Numbers computed from rows: accuracies, comparisons, means over training runs, ImageNet-C and -O."""

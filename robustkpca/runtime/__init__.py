@@ -1,0 +1,1 @@
+"""Keyed random numbers, memory, and the sharing of work among processes."""

@@ -1,0 +1,1 @@
+"""Suites: what is perturbed, how, and how much. Plain data, no torch."""

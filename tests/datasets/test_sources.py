@@ -1,0 +1,188 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from robustkpca.datasets.files import FASHION_CLASSES
+from robustkpca.datasets.images import preprocess
+from robustkpca.datasets.sources import load_samples
+from robustkpca.errors import DataError
+from robustkpca.models.settings import Preprocessing
+from tests.helpers.oracles import tiny_settings
+
+RGB = Preprocessing(img_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.fixture
+def toyset(tmp_path):
+    """Three class folders with 3, 2 and 4 pictures of different kinds."""
+    draws = np.random.default_rng(0)
+    for name, count in (("n01440764", 3), ("n01443537", 2), ("n02106662", 4)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            pixels = draws.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+    return tmp_path
+
+
+def test_embedded_fashion_mnist():
+    samples = load_samples("fashion-mnist")
+    assert len(samples) == 1000
+    assert (np.bincount(samples.labels) == 100).all()
+    assert len(set(samples.ids)) == 1000
+    assert samples.classes == FASHION_CLASSES
+    image = samples.image(0, tiny_settings().preprocessing)
+    assert image.shape == (1, 28, 28)
+    assert image.dtype == torch.float32
+    assert 0 <= image.min() < image.max() <= 1
+
+
+def test_digits_are_split_without_overlap():
+    test, train = load_samples("digits"), load_samples("digits", split="train")
+    assert (len(train), len(test)) == (1347, 450)
+    numbers = lambda s: {i.split("/")[1] for i in s.ids}  # noqa: E731
+    assert not numbers(test) & numbers(train)
+    assert test.pixels.max() == 255
+
+
+def test_limit_spreads_over_classes_and_is_seeded():
+    samples = load_samples("fashion-mnist")
+    some = samples.limit(57, seed=3)
+    assert set(np.bincount(some.labels)) == {5, 6}
+    assert some.ids == samples.limit(57, seed=3).ids
+    assert some.ids != samples.limit(57, seed=4).ids
+    assert some.ids == sorted(some.ids)
+    assert samples.limit(5000, seed=0) is samples
+    assert samples.ids_hash != some.ids_hash
+    with pytest.raises(DataError, match="at least 1"):
+        samples.limit(0, seed=0)
+
+
+def test_idx_files_packed_and_not(tmp_path):
+    draws = np.random.default_rng(0)
+    images, labels = draws.integers(0, 256, (5, 28, 28), dtype=np.uint8), np.array([3, 1, 4, 1, 5], dtype=np.uint8)
+    files = {
+        "t10k-images-idx3-ubyte": struct.pack(">BBBBiii", 0, 0, 8, 3, 5, 28, 28) + images.tobytes(),
+        "t10k-labels-idx1-ubyte": struct.pack(">BBBBi", 0, 0, 8, 1, 5) + labels.tobytes(),
+    }
+    for name, raw in files.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(raw))
+    packed = load_samples(f"fashion-mnist:{tmp_path}")
+    nested = tmp_path / "root" / "FashionMNIST" / "raw"
+    nested.mkdir(parents=True)
+    for name, raw in files.items():
+        (nested / name).write_bytes(raw)
+    plain = load_samples(f"fashion-mnist:{tmp_path / 'root'}")
+    assert packed.content_hash == plain.content_hash
+    np.testing.assert_array_equal(plain.pixels, images)
+    np.testing.assert_array_equal(plain.labels, labels)
+    (nested / "t10k-labels-idx1-ubyte").write_bytes(files["t10k-labels-idx1-ubyte"][:-1] + bytes([77]))
+    with pytest.raises(DataError, match="expected labels from 0 to 9, got 1 to 77"):
+        load_samples(f"fashion-mnist:{tmp_path / 'root'}")
+    (nested / "t10k-images-idx3-ubyte").write_bytes(files["t10k-images-idx3-ubyte"][:900])
+    with pytest.raises(DataError, match="idx file"):
+        load_samples(f"fashion-mnist:{tmp_path / 'root'}")
+
+
+def test_a_folder_of_pictures(toyset):
+    samples = load_samples(f"folder:{toyset}")
+    assert samples.classes == ("n01440764", "n01443537", "n02106662")
+    assert list(samples.labels) == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert samples.ids[3] == "n01443537/0.png"
+    assert samples.image(0, RGB).shape == (3, 32, 32)
+
+
+def test_labels_go_by_name_not_by_folder_order(toyset):
+    settings = tiny_settings(classes=4).model_copy(update={"classes": ("n02106662", "x", "n01440764", "n01443537")})
+    assert list(load_samples(f"folder:{toyset}").labels_for(settings)) == [2, 2, 2, 3, 3, 0, 0, 0, 0]
+
+
+def test_classes_the_model_does_not_have(toyset):
+    settings = tiny_settings(classes=3)
+    with pytest.raises(DataError, match=r"3 of its 3 classes are unknown"):
+        load_samples(f"folder:{toyset}").labels_for(settings)
+    nameless = settings.model_copy(update={"classes": ()})
+    with pytest.raises(DataError, match="3 without names; say --classes FILE"):
+        load_samples(f"folder:{toyset}").labels_for(nameless)
+
+
+def test_stray_files_are_not_samples(toyset):
+    before = load_samples(f"folder:{toyset}").ids
+    (toyset / ".ipynb_checkpoints").mkdir()
+    (toyset / ".ipynb_checkpoints" / "x.png").write_bytes(b"x")
+    (toyset / "README").mkdir()
+    (toyset / "n01440764" / "._0.png").write_bytes(b"x" * 4096)
+    (toyset / "n01440764" / "Thumbs.db").write_bytes(b"x")
+    assert load_samples(f"folder:{toyset}").ids == before
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"not a picture"])
+def test_a_picture_that_cannot_be_decoded_names_itself(toyset, spoil):
+    path = toyset / "n02106662" / "1.png"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError, match=r"1\.png: cannot be decoded"):
+        load_samples(f"folder:{toyset}").image(6, RGB)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("folder", "expected folder:DIR"), ("digits:x", "takes no folder"),
+     ("folder:/does/not/exist", "not a folder")],
+)  # fmt: skip
+def test_data_that_does_not_exist(spec, message):
+    with pytest.raises(DataError, match=message):
+        load_samples(spec)
+
+
+def test_folders_without_images(tmp_path):
+    with pytest.raises(DataError, match="found none"):
+        load_samples(f"folder:{tmp_path}")
+    Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
+    with pytest.raises(DataError, match="1 images lie in it directly"):
+        load_samples(f"folder:{tmp_path}")
+
+
+def test_training_data_is_not_embedded():
+    with pytest.raises(DataError, match="fashion-mnist:DIR"):
+        load_samples("fashion-mnist", split="train")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA", "1", "I;16"])
+def test_every_mode_becomes_the_models_channels(mode):
+    picture = Image.new(mode, (60, 40))
+    assert preprocess(picture, RGB).shape == (3, 32, 32)
+    grey = Preprocessing(img_size=32, mean=(0.5,), std=(0.5,))
+    assert preprocess(picture, grey).shape == (1, 32, 32)
+
+
+def test_short_side_resize_then_centre_crop():
+    picture = Image.new("RGB", (400, 200))
+    picture.paste((255, 0, 0), (0, 0, 90, 200))  # left of the crop: must not be seen
+    picture.paste((0, 255, 0), (150, 0, 250, 200))
+    plain = Preprocessing(img_size=100, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
+    image = preprocess(picture, plain)
+    assert image[0].max() == 0
+    assert image[1, :, 40:60].min() == 1
+
+
+def test_an_image_of_the_right_size_is_untouched():
+    pixels = np.indices((32, 32)).sum(0) % 2 * 255
+    picture = Image.fromarray(np.repeat(pixels[..., None], 3, 2).astype(np.uint8))
+    image = preprocess(picture, RGB.model_copy(update={"crop_pct": 1.0}))
+    np.testing.assert_array_equal(image[0].numpy() * 255, pixels)
+
+
+def test_another_picture_of_the_same_size_is_other_data(tmp_path):
+    (tmp_path / "c0").mkdir()
+    for shade in (10, 200):
+        Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(tmp_path / "c0" / "a.bmp")
+        samples = load_samples(f"folder:{tmp_path}")
+        size = samples.path(0).stat().st_size
+        if shade == 10:
+            before, length = samples.content_hash, size
+    assert size == length
+    assert samples.content_hash != before
+    assert samples.hash_covers == "ids, file sizes and content"

@@ -1,0 +1,183 @@
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from robustkpca.errors import SpecError
+from robustkpca.evaluation.loop import evaluate
+from robustkpca.models.settings import RPCSettings
+from robustkpca.report import paper_tables
+from robustkpca.report.formats import render
+from robustkpca.report.paper_tables import LAYOUTS, Column, Entry, Table
+from robustkpca.runs.run import Run
+from robustkpca.suites.suite import load_suite
+from tests.gate.test_check import variant
+from tests.helpers.oracles import tiny
+
+MODELS = ("symvit", "rpc")
+
+
+@pytest.fixture
+def run(noise_samples, tmp_path):
+    models = [tiny(), tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))]
+    suites = [load_suite("fgsm"), load_suite("fgsm-paper")]
+    return evaluate(models, noise_samples, suites, tmp_path / "run")
+
+
+@pytest.fixture
+def papers(run, tmp_path, monkeypatch) -> Run:
+    """The run as if it had been made on the paper's data, all of it, with the paper's models; figures are what they are."""
+    monkeypatch.setitem(paper_tables.PUBLISHED, "imagenet", ("imagenet-1k", run.n))
+    request = json.loads(json.dumps(run.request))
+    old = [m["label"] for m in request["models"]]
+    new = ["SymViT-tiny", "RPC-SymViT-tiny (4iter/layer1)"]
+    for model, label in zip(request["models"], new, strict=True):
+        model["label"] = label
+    request["data"]["name"] = "imagenet"
+    made = Run.start(tmp_path / "papers", request, run.manifest["environment"])
+    rows = run.rows.assign(model=run.rows["model"].map(dict(zip(old, new, strict=True))))
+    for (model, attack), part in rows.groupby(["model", "attack"], sort=False):
+        made.write_chunk(model, attack, 0, part)
+    return Run.open(made.path)
+
+
+def test_attacks_are_the_highest_budget_recomputed(run):
+    table = paper_tables.attacks([run])
+    values = table.values()
+    assert list(values.columns) == [
+        "fgsm 8/255 top-1 ↑", "fgsm 8/255 top-5 ↑", "fgsm-paper 6/255 top-1 ↑", "fgsm-paper 6/255 top-5 ↑",
+    ]  # fmt: skip
+    part = run.rows[(run.rows["attack"] == "fgsm") & (run.rows["budget"] == "8/255")]
+    means = part.groupby("model", sort=False)[["correct", "correct_top5"]].agg(lambda s: 100 * s.astype(float).mean())
+    np.testing.assert_allclose(values.iloc[:, :2].to_numpy(), means.to_numpy())
+
+
+def test_budgets_have_clean_first_and_once(run):
+    assert list(paper_tables.budgets([run]).values().columns)[:3] == ["clean ↑", "fgsm 2/255 ↑", "fgsm 4/255 ↑"]
+
+
+def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(run, papers, monkeypatch):
+    cells = paper_tables.attacks([papers]).texts(reference=True)
+    row = cells.loc["RPC-SymViT-tiny (4iter/layer1)"]
+    assert row["fgsm-paper 6/255 top-1 ↑ paper"] == "26.62"
+    measured = float(row["fgsm-paper 6/255 top-1 ↑"])
+    assert row["fgsm-paper 6/255 top-1 ↑ difference"] == f"{measured - 26.62:+.2f}"
+    assert "fgsm 8/255 top-1 ↑ paper" not in cells  # another protocol
+    cells = paper_tables.robustness([papers]).texts(reference=True)
+    assert cells["imagenet top-1 ↑ paper"].tolist() == ["70.44", "70.94"]
+    other = paper_tables.attacks([run]).texts(reference=True)
+    assert not [c for c in other.columns if c.endswith("paper")]  # other data and models
+    monkeypatch.undo()  # the whole of ImageNet's val again: the run has fewer
+    assert not paper_tables.robustness([papers]).published()
+
+
+def test_the_published_sets_are_whole():
+    assert paper_tables.PUBLISHED["imagenet"] == ("imagenet-1k", 50_000)
+    assert paper_tables.PUBLISHED["imagenet-c"][1] == 75 * 50_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"suites.1.threat.eps": ["1/255", "2/255", "3/255", "4/255", "5/255"]}, {"suites.1.threat.labels": "true"},
+     {"suites.1.protocol": "standard"}, {"suites.1.name": "fgsm-paper-2"}],
+)  # fmt: skip
+def test_other_parameters_have_no_published_figure(papers, tmp_path, change):
+    rows = papers.rows
+    if "suites.1.name" in change:
+        rows = rows.assign(attack=rows["attack"].replace("fgsm-paper", "fgsm-paper-2"))
+    if "suites.1.threat.eps" in change:
+        rows = rows.query("budget != '6/255'")
+    other = variant(papers, tmp_path / "other", request=change, rows=rows)
+    cells = paper_tables.attacks([other]).texts(reference=True)
+    assert not [c for c in cells.columns if c.endswith("paper")]
+
+
+def column(head="a", higher=True, basis="x"):
+    return Column(head, higher, basis)
+
+
+def toy():
+    table = Table("A | title")
+    figures = {"base": (50.0, 20.0), "better": (60.0, 10.0), "worse": (40.0, 30.0)}
+    for model, (up, down) in figures.items():
+        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
+        table.add(model, column("up"), Entry(up, correct=correct))
+        table.add(model, column("down", False), Entry(down))
+    table.add("vit|x", column("up"), Entry(None, "failed: no | bar"))
+    return table
+
+
+def test_the_best_is_bold_in_the_right_direction():
+    cells = toy().texts(bold="<{}>")
+    assert cells["up ↑"].tolist() == ["50.00", "<60.00>", "40.00", "failed: no | bar"]
+    assert cells["down ↓"].tolist() == ["20.00", "<10.00>", "30.00", "not run"]
+
+
+def test_intervals_and_significance():
+    cells = toy().texts(intervals=True, significance=True)
+    assert cells.loc["base", "up ↑"] == "50.00 (40.4–59.6)"
+    assert cells.loc["better", "up ↑"].endswith(" *")  # 10 of 100 gained, none lost: p = 0.002
+    near = Table("t")
+    for model, up in (("base", 50), ("near", 53)):
+        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
+        near.add(model, column(), Entry(float(up), correct=correct))
+    assert not near.significance()
+
+
+def test_columns_of_one_name_and_two_bases_are_kept_apart(run, noise_samples, tmp_path):
+    other = evaluate([tiny("vit")], noise_samples, [load_suite("fgsm")], tmp_path / "other", seed=1)
+    table = paper_tables.attacks([run, other])
+    heads = list(table.values().columns)
+    assert "fgsm 8/255 top-1 ↑ [1]" in heads
+    assert "fgsm 8/255 top-1 ↑ [2]" in heads
+    assert any("is not the column [1] of that name: seed: 1 here, 0 there" in note for note in table.notes)
+    same = evaluate([tiny("vit")], noise_samples, [load_suite("fgsm")], tmp_path / "same")
+    assert "fgsm 8/255 top-1 ↑" in paper_tables.attacks([run, same]).values().columns
+    with pytest.raises(SpecError, match="two runs hold"):
+        paper_tables.attacks([run, run])
+
+
+def test_every_format_keeps_the_shape():
+    table = toy()
+    lines = [line for line in render(table, "markdown").splitlines() if line.startswith("|")]
+    assert len(lines) == 6
+    assert {line.replace("\\|", "").count("|") for line in lines} == {4}
+    assert "**60.00**" in lines[3]
+    latex = render(table, "latex")
+    assert r"\textbf{60.00}" in latex
+    assert r"up $\uparrow$ & down $\downarrow$ \\" in latex
+    assert latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(r"\bottomrule")
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {2}
+    page = render(table, "html")
+    assert page.count("<tr>") == 5
+    assert "<b>60.00</b>" in page
+    assert "failed: no | bar" in page
+    frame = pd.read_csv(__import__("io").StringIO(render(table, "csv")), index_col=0)
+    assert frame.shape == (4, 2)
+    with pytest.raises(SpecError, match="Did you mean 'latex'"):
+        render(table, "latx")
+
+
+def test_html_and_latex_escape():
+    table = Table("<b>&_%")
+    table.add("a&b_c%<i>", column("x<y"), Entry(1.0))
+    assert "a&amp;b_c%&lt;i&gt;" in render(table, "html")
+    assert r"a\&b\_c\%\textless{}i\textgreater{}" in render(table, "latex")
+
+
+def test_a_layout_without_figures_says_so(run):
+    with pytest.raises(SpecError, match="none of the runs"):
+        paper_tables.corruptions([run])
+    assert set(LAYOUTS) == {"robustness", "attacks", "budgets", "corruptions", "runtime"}
+
+
+def test_runtime_counts_parameters_and_time(run):
+    values = paper_tables.runtime([run]).values()
+    assert values["parameters (million) ↓"].tolist() == [sum(p.numel() for p in tiny().network.parameters()) / 1e6] * 2
+    assert (values[["clean ms/image ↓", "fgsm ms/image ↓", "fgsm-paper ms/image ↓"]] > 0).all(axis=None)
+    seconds, images = run.manifest["times"][f"{run.models[0]}\tfgsm"]
+    assert images == 30 * 3
+    assert values.loc[run.models[0], "fgsm ms/image ↓"] == pytest.approx(1000 * seconds / images)
