@@ -10,10 +10,8 @@ from pydantic import Field, field_validator
 
 from robustkpca.config import Frozen
 
-# Methods whose stopping rule or draws see the whole batch, so that the batch size decides their figures.
 # Stands in a model's notes where it was attacked so in spite of a refusal.
 ROUNDED_GRADIENTS = "attacked by force with gradients in bfloat16, which are wrong through RPC-Attention"
-BATCH_DEPENDENT = ("AutoAttack", "CW")
 _COUNTS = ("steps", "restarts", "n_restarts", "n_queries", "eot", "eot_iter", "nb_iter", "nb_sample")
 _LENGTHS = ("alpha", "delta", "lr", "p_init", "alpha_max", "rho")
 _WORDS = ("loss",)  # parameters whose text is no multiple of eps
@@ -22,7 +20,8 @@ Through = Literal["full", "constant-sparse", "straight-through", "half-iteration
 
 
 class AttackSpec(Frozen):
-    """One attack of a suite: a method (see `robustkpca.attacks.registry.METHODS`), its parameters, and the way its gradient takes.
+    """One attack of a suite: a method (see `robustkpca.attacks.registry.METHODS`; of a suite of corruptions, the name of
+    one), its parameters, and the way its gradient takes.
 
     A parameter may be a multiple of the budget, written `"0.15 eps"`.
     """

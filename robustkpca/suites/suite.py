@@ -6,92 +6,109 @@ given by its path. The working directory is never searched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, SerializeAsAny, StrictBool, field_validator, model_validator
 
 from robustkpca.config import Frozen, data_folder, read_toml
 from robustkpca.errors import SpecError, unknown
+from robustkpca.extensions import import_object, is_import_path
 from robustkpca.suites.attack import AttackSpec
-from robustkpca.suites.budget import HUGE, parse_eps
-from robustkpca.suites.cell import CLEAN, Cell
-from robustkpca.suites.threat import ThreatModel
+from robustkpca.suites.budget import Budget
+from robustkpca.suites.cell import CLEAN, AttackId, Cell
+from robustkpca.suites.threat import THREATS, Threat
 
 
 class Suite(Frozen):
-    """A named threat model with its attacks, or a list of corruptions with severities."""
+    """A named threat model with its attacks."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     version: int = Field(ge=1)
     title: str
     protocol: Literal["standard", "paper"] | None = None  # the pair it belongs to, chosen with --protocol
-    threat: ThreatModel | None = None
+    threat: SerializeAsAny[Threat]
     attack: tuple[AttackSpec, ...] = ()
     cascade: StrictBool = False  # each attack runs on the samples that are still right after those before it
-    corruptions: tuple[str, ...] = ()
-    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _corruptions(cls, data: Any) -> Any:
+        """`corruptions` and `severities` beside the name, as files had them before threat models had kinds."""
+        if not isinstance(data, dict) or not data.get("corruptions") or data.get("threat"):
+            return data
+        rest = {key: value for key, value in data.items() if key not in ("corruptions", "severities", "threat")}
+        severities = {"severities": data["severities"]} if "severities" in data else {}
+        return rest | {"threat": {"kind": "corruptions", "names": data["corruptions"], **severities}}
+
+    @field_validator("threat", mode="before")
+    @classmethod
+    def _of_its_kind(cls, value: Any) -> Any:
+        if isinstance(value, Threat) or not isinstance(value, Mapping):
+            return value
+        kind = value.get("kind", "ball")
+        threat = import_object(kind, what="threat model") if is_import_path(kind) else THREATS[kind]
+        return threat.model_validate(dict(value))
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Suite:
-        if bool(self.attack) == bool(self.corruptions):
-            raise ValueError("expected either [[attack]] tables or corruptions")
-        if bool(self.attack) != (self.threat is not None):
-            raise ValueError("expected a [threat] table with attacks, and none with corruptions")
+    def _sane(self) -> Suite:
+        if bool(self.attack) == bool(self.threat.attacks):
+            raise ValueError("expected either [[attack]] tables, or a threat model that is made of attacks itself")
         if self.name == CLEAN:
             raise ValueError(f"{CLEAN} is the name of no attack at all; choose another")
         if self.cascade and len(self.attack) < 2:
             raise ValueError(f"a cascade has several attacks, got {len(self.attack)}")
-        if self.cascade and self.threat and self.threat.labels != "true":
-            raise ValueError(f"a cascade attacks the true labels, got {self.threat.labels}")
-        names = [a.name for a in self.attack] or list(self.corruptions)
+        if self.cascade and getattr(self.threat, "labels", "true") != "true":
+            raise ValueError("a cascade attacks the true labels, got predicted")
+        names = [a.name for a in self.specs]
         if len(set(names)) != len(names):
             raise ValueError(f"expected different names, got {names}")
-        if not self.severities or any(s not in range(1, 6) for s in self.severities):
-            raise ValueError(f"severities: expected numbers from 1 to 5, got {list(self.severities)}")
         return self
 
-    def label(self, name: str) -> str:
-        """The attack column of rows: the suite's name, with the attack's own where there are several."""
-        return self.name if len(self.attack) == 1 else f"{self.name}/{name}"
+    @property
+    def specs(self) -> tuple[AttackSpec, ...]:
+        return self.attack or self.threat.attacks
+
+    def attack_id(self, name: str) -> AttackId:
+        """The address of one of its attacks; a single attack goes by the suite's name alone."""
+        return AttackId(self.name, "" if len(self.attack) == 1 else name)
 
     @property
-    def attacks(self) -> dict[str, AttackSpec | str]:
-        """Row labels and what they stand for: an attack, or the name of a corruption."""
-        return {self.label(a.name): a for a in self.attack} or {self.label(c): c for c in self.corruptions}
+    def attacks(self) -> dict[AttackId, AttackSpec]:
+        return {self.attack_id(spec.name): spec for spec in self.specs}
 
     @property
-    def budgets(self) -> tuple[str, ...]:
-        return self.threat.eps if self.threat else tuple(map(str, self.severities))
+    def combination(self) -> Literal["single", "worst", "mean"]:
+        """What stands for the suite in comparisons: its one attack, the worst case or the mean over its attacks."""
+        return self.threat.combination if len(self.specs) > 1 or self.threat.attacks else "single"
 
     @property
-    def largest(self) -> str:
-        """The budget that stands for the suite: its largest, but a huge one of a battery only where there is no other."""
-        ordered = sorted(self.budgets, key=parse_eps)
-        usual = [b for b in ordered if self.threat is None or self.threat.norm != "linf" or parse_eps(b) < HUGE]
-        return (usual or ordered)[-1]
+    def budgets(self) -> tuple[Budget, ...]:
+        return self.threat.budgets
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         return tuple(Cell(attack, budget) for attack in self.attacks for budget in self.budgets)
 
     def describe(self) -> str:
-        if self.threat is None:
-            return f"{len(self.corruptions)} generated corruptions, severities {', '.join(self.budgets)}"
+        if not self.attack:
+            return self.threat.describe()
         attacks = "; ".join(a.describe() for a in self.attack)
         cascade = ", each on the samples that the ones before left right" if self.cascade else ""
         return f"{attacks}{cascade}; {self.threat.describe()}"
 
     def with_eps(self, eps: Iterable[str]) -> Suite:
-        """The same attacks at other budgets."""
-        if self.threat is None:
-            raise SpecError(f"--eps: suite {self.name} has severities, not eps")
-        return self._changed(threat={**self.threat.model_dump(), "eps": list(eps)})
+        """The same attacks at other budgets. Raises SpecError where the threat model has none that could be others."""
+        return self._changed(threat=self.threat.with_budgets(list(eps)))
+
+    @property
+    def has_steps(self) -> bool:
+        return any("steps" in a.parameters for a in self.attack)
 
     def with_steps(self, steps: int) -> Suite:
         """The same attacks with another number of steps, where they have steps."""
-        if not any("steps" in a.parameters for a in self.attack):
+        if not self.has_steps:
             raise SpecError(f"--steps: suite {self.name} has no attack with steps")
         attacks = [a.model_dump() for a in self.attack]
         for a in attacks:
@@ -111,7 +128,8 @@ class Suite(Frozen):
         )
 
     def _changed(self, **fields: Any) -> Suite:
-        return Suite.parse({**self.model_dump(), **fields}, f"suite {self.name}")
+        suite: Suite = Suite.parse({**self.model_dump(), "threat": self.threat, **fields}, f"suite {self.name}")
+        return suite
 
 
 def _suite_folder() -> Path:
@@ -139,7 +157,7 @@ def load_suite(name: str, protocol: Literal["standard", "paper"] | None = None) 
 
 
 def _read_suite(path: Path) -> Suite:
-    suite = Suite.parse(read_toml(path, "suite"), f"suite {path.name}")
+    suite: Suite = Suite.parse(read_toml(path, "suite"), f"suite {path.name}")
     if suite.name != path.stem:
         raise SpecError(f"suite {path}: its name is {suite.name!r}, expected the file's, {path.stem!r}")
     return suite

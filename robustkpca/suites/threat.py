@@ -1,25 +1,67 @@
-"""Threat models: what an attacker may do."""
+"""Threat models: what may be changed in a sample, and how much. One class for each kind."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from robustkpca.config import Frozen
 from robustkpca.errors import SpecError
-from robustkpca.suites.budget import eps_text, parse_eps
+from robustkpca.extensions import Registry
+from robustkpca.suites.attack import AttackSpec
+from robustkpca.suites.budget import Budget, eps_budget, eps_text, exact
+
+HUGE = Fraction(1, 2)  # an L-inf budget in pixels within which every image can become the same grey
 
 
-class ThreatModel(Frozen):
-    """What the attacker may do. eps is in the units of `space`.
+class Threat(Frozen, ABC):
+    """What may be changed. `kind` is the word that stands in a suite's file; each kind has a class in THREATS."""
 
-    space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether values in the units of `space` must stay in [0, 1].
-    norm: `none` bounds nothing; eps is then a parameter of the attack, such as the confidence of CW.
+    kind: str
+    budget_word: ClassVar[str] = "budget"  # what one of its budgets is called
+    combination: ClassVar[Literal["worst", "mean"]] = "worst"  # what several attacks of a suite make together
+
+    @property
+    @abstractmethod
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets in the order asked for."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line that says what a number under this threat model means."""
+
+    @property
+    def attacks(self) -> tuple[AttackSpec, ...]:
+        """What it is made of where a suite names no attacks."""
+        return ()
+
+    @property
+    def headline(self) -> Budget:
+        """The budget that stands for the suite."""
+        return max(self.budgets)
+
+    def with_budgets(self, budgets: list[str]) -> Threat:
+        """The same with other budgets. Raises SpecError where that makes no sense."""
+        raise SpecError(f"--eps: expected a suite with eps, this one has {self.budget_word} {', '.join(map(str, self.budgets))}")
+
+
+THREATS: Registry[type[Threat]] = Registry("threat model", "robustkpca.threats")
+
+
+@THREATS.register("ball")
+class Ball(Threat):
+    """An L-p ball around the image. eps is in the units of `space`.
+
+    space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether values in the units of `space`
+    must stay in [0, 1]. norm: `none` bounds nothing; eps is then a parameter of the attack, such as the confidence of CW.
     labels: what the attack drives the prediction away from, the `true` labels or the model's own clean predictions.
     """
 
+    kind: Literal["ball"] = "ball"
+    budget_word: ClassVar[str] = "eps"
     norm: Literal["linf", "l2", "l1", "none"]
     eps: tuple[str, ...] = Field(min_length=1)
     space: Literal["pixel", "normalized"]
@@ -32,28 +74,69 @@ class ThreatModel(Frozen):
     def _exact(cls, values: Any) -> Any:
         if not isinstance(values, list | tuple):
             raise ValueError('expected a list such as ["4/255", "8/255"]')
-        return tuple(dict.fromkeys(eps_text(parse_eps(value)) for value in values))
+        return tuple(dict.fromkeys(str(eps_budget(value)) for value in values))
 
     @model_validator(mode="after")
-    def _sane(self) -> ThreatModel:
-        for eps in self.budgets:
-            if self.norm == "linf" and eps > 1:
+    def _sane(self) -> Ball:
+        for budget in self.budgets:
+            if self.norm == "linf" and budget.value > 1:
+                text = eps_text(budget.value)
                 raise SpecError(
-                    f"eps {eps_text(eps)}: L-inf budgets are shares of the range [0, 1], expected at most 1; "
-                    f"did you mean {eps_text(eps)}/255?"
+                    f"eps {text}: L-inf budgets are shares of the range [0, 1], expected at most 1; "
+                    f"did you mean {text}/255?"
                 )
         return self
 
     @property
-    def budgets(self) -> tuple[Fraction, ...]:
-        return tuple(parse_eps(text) for text in self.eps)
+    def budgets(self) -> tuple[Budget, ...]:
+        return tuple(map(eps_budget, self.eps))
+
+    @property
+    def headline(self) -> Budget:
+        """The largest, but a huge one of a battery only where there is no other."""
+        usual = [b for b in self.budgets if self.norm != "linf" or b.value < HUGE]
+        return max(usual or self.budgets)
+
+    def with_budgets(self, budgets: list[str]) -> Ball:
+        ball: Ball = Ball.parse({**self.model_dump(), "eps": budgets}, "--eps")
+        return ball
 
     def describe(self) -> str:
-        """One line that says what a number under this threat model means."""
         norm = {"linf": "L-inf", "l2": "L2", "l1": "L1", "none": "no bound"}[self.norm]
         space = "pixel space" if self.space == "pixel" else "normalised space"
         unit = " in normalised units" if self.clip and self.space == "normalized" else ""
         clip = f"clipped to [0, 1]{unit}" if self.clip else "not clipped"
         labels = "true labels" if self.labels == "true" else "the model's own clean predictions as labels"
-        eps = ", ".join(f"{t} ({float(b):.4f})" for t, b in zip(self.eps, self.budgets, strict=True))
+        eps = ", ".join(f"{b} ({float(b):.4f})" for b in self.budgets)
         return f"{norm}, eps {eps}; {space}, {clip}; {labels}"
+
+
+@THREATS.register("corruptions")
+class Corruptions(Threat):
+    """Generated corruptions (Hendrycks and Dietterich 2019, arXiv 1903.12261), each at every severity."""
+
+    kind: Literal["corruptions"] = "corruptions"
+    budget_word: ClassVar[str] = "severity"
+    combination: ClassVar[Literal["worst", "mean"]] = "mean"
+    names: tuple[str, ...] = Field(min_length=1)
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+
+    @model_validator(mode="after")
+    def _sane(self) -> Corruptions:
+        if not self.severities or any(s not in range(1, 6) for s in self.severities):
+            raise ValueError(f"severities: expected numbers from 1 to 5, got {list(self.severities)}")
+        return self
+
+    @property
+    def attacks(self) -> tuple[AttackSpec, ...]:
+        return tuple(AttackSpec(name=name, method=name) for name in self.names)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        return tuple(Budget(exact(s), str(s)) for s in self.severities)
+
+    def with_budgets(self, budgets: list[str]) -> Threat:
+        raise SpecError("--eps: a suite of corruptions has severities, not eps")
+
+    def describe(self) -> str:
+        return f"{len(self.names)} generated corruptions, severities {', '.join(map(str, self.severities))}"
