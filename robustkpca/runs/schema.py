@@ -1,0 +1,54 @@
+"""The columns of rows, and the flags that say a row must not be believed."""
+
+from __future__ import annotations
+
+
+import contextlib
+import hashlib
+import json
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from robustkpca.errors import RunError
+from robustkpca.suites.cell import CLEAN, Cell
+from robustkpca.suites.suite import Suite
+from robustkpca.runs.files import brief, locked, read_table, save_arrays, whole_json, write_whole
+
+
+SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("attack", pa.string()),  # "clean", or Suite.label
+        ("budget", pa.string()),  # an eps as `eps_text` writes it, a severity, or "" for clean
+        ("sample", pa.string()),
+        ("label", pa.int32()),
+        ("attacked_label", pa.int32()),  # what the attack drove away from; null where nothing was attacked
+        ("clean_prediction", pa.int32()),
+        ("prediction", pa.int32()),  # on the attacked images, by a fresh forward pass; -1 where logits were not finite
+        ("correct", pa.bool_()),
+        ("correct_top5", pa.bool_()),  # null with fewer than 6 classes
+        ("confidence", pa.float32()),  # softmax probability of the prediction
+        (
+            "distance",
+            pa.float32(),
+        ),  # attacked minus clean image, in the norm and space of the threat model; null without one
+        ("flags", pa.string()),  # "", or FLAGS joined by commas
+    ]
+)
+FLAGS = {
+    "over_budget": "the attack left its budget (tolerance 1e-6)",
+    "out_of_box": "the attack left the range [0, 1] (tolerance 1e-6)",
+    "non_finite": "the model's logits were not finite",
+}
+FORMAT = 1
