@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import contextlib
 import json
 import os
@@ -21,7 +20,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
 
 
 @contextlib.contextmanager

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-
-import contextlib
 import hashlib
 import json
-import time
-import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
-
-from robustkpca.errors import RunError
-from robustkpca.suites.cell import CLEAN, Cell
-from robustkpca.suites.suite import Suite
-from robustkpca.runs.files import brief, locked, read_table, save_arrays, whole_json, write_whole
-
 
 
 def fingerprint(request: dict[str, Any]) -> str:

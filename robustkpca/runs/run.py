@@ -7,9 +7,7 @@ metadata holds run.json; `Run.open` reads either.
 
 from __future__ import annotations
 
-
 import contextlib
-import hashlib
 import json
 import time
 import zipfile
@@ -26,12 +24,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robustkpca.errors import RunError
+from robustkpca.runs.files import brief, locked, read_table, save_arrays, whole_json, write_whole
+from robustkpca.runs.request import differences, fingerprint
+from robustkpca.runs.schema import FLAGS, FORMAT, SCHEMA
 from robustkpca.suites.cell import CLEAN, Cell
 from robustkpca.suites.suite import Suite
-from robustkpca.runs.files import brief, locked, read_table, save_arrays, whole_json, write_whole
 
-from robustkpca.runs.schema import FLAGS, FORMAT, SCHEMA
-from robustkpca.runs.request import differences, fingerprint
 LOCK = ".lock"
 _OURS = {LOCK, "run.json", "run.json.part", "rows", "examples"}
 _MARK = b"robustkpca.run"  # the fingerprint of the request, in each chunk's metadata
