@@ -1,0 +1,1 @@
+"""A run on disk: what was asked for, the rows, and how far it came."""
