@@ -16,7 +16,7 @@ from robustkpca.errors import SpecError
 from robustkpca.models.classifier import Classifier
 from robustkpca.runtime.keyed_random import KeyedDraws, generator, seeded
 from robustkpca.suites.attack import AttackSpec
-from robustkpca.suites.threat import ThreatModel
+from robustkpca.suites.threat import Ball
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Coordinates:
     high: float
 
     @classmethod
-    def of(cls, classifier: Classifier, threat: ThreatModel, eps: Fraction) -> Coordinates:
+    def of(cls, classifier: Classifier, threat: Ball, eps: Fraction) -> Coordinates:
         if threat.clip:
             return cls(classifier, threat.space == "normalized", 0.0, 1.0)
         low, high = 0.0, 1.0
@@ -76,23 +76,32 @@ class _Surface(nn.Module):
             return self.coordinates.logits(u).clone()
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What decides the random numbers of an attack on a batch: the run's seed, the attack as rows name it, the budget, and
+    the ids of the B samples. Each sample's draws depend on its own id alone, where the attack lets them."""
+
+    seed: int
+    label: str
+    eps: Fraction
+    ids: Sequence[str]
+
+
 def attack(
     classifier: Classifier,
     images: Tensor,
     labels: Tensor,
     *,
     spec: AttackSpec,
-    threat: ThreatModel,
-    eps: Fraction,
-    label: str,
-    ids: Sequence[str],
-    seed: int,
+    threat: Ball,
+    draws: Draws,
 ) -> Tensor:
     """Attacked images, float32 (B, C, H, W) in pixels (outside [0, 1] where the threat model does not clip).
 
-    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `ids`: B sample ids, which with `seed`,
-    `label` (the attack column) and `eps` key every draw. A ball of radius 0 holds one image: eps 0 returns the images.
+    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `draws`: the budget, and what keys
+    every random number. A ball of radius 0 holds one image: eps 0 returns the images.
     """
+    eps, ids = draws.eps, draws.ids
     if eps == 0 and threat.norm != "none":
         return images.clone()
     method, classes = METHODS[spec.method], classifier.settings.num_classes
@@ -103,14 +112,14 @@ def attack(
         "eps": float(eps),
         "n_classes": min(TARGETS + 1, classes),
         "norm": {"linf": "Linf", "l2": "L2"}.get(threat.norm),
-        "seed": seed,
+        "seed": draws.seed,
     } | spec.resolve(eps)
     parameters = {name: given.get(name, default) for name, default in method.defaults.items()}
     for name in parameters.keys() & method.lengths:
         parameters[name] /= coordinates.width
-    key = (seed, "attack", label, eps)
+    key = (draws.seed, "attack", draws.label, eps)
     scope = {"sample": None, "attack": ("all",), "batch": ("batch", ids[0])}[method.draws]
-    draws = KeyedDraws(
+    keyed = KeyedDraws(
         [generator(*key, i) for i in ids],
         None if scope is None else lambda number: generator(*key, *scope, *([number] if number else [])),
     )
@@ -118,13 +127,16 @@ def attack(
     with seeded(*key, "model", ids[0]), torch.inference_mode(False), torch.enable_grad():
         engine = method.attack(_Surface(coordinates), **parameters)
         start = coordinates.enter(images.detach().clone())
-        with draws:
-            found = engine(start, labels.detach().clone())
-        return coordinates.leave(found.detach())
+        with keyed:
+            attacked = engine(start, labels.detach().clone())
+        return coordinates.leave(attacked.detach())
 
 
-def distance(classifier: Classifier, images: Tensor, attacked: Tensor, threat: ThreatModel) -> Tensor:
-    """How far each image was moved, in the norm (L2 where there is none) and space of the threat model. (B, C, H, W) twice -> (B,)."""
+def distance(classifier: Classifier, images: Tensor, attacked: Tensor, threat: Ball) -> Tensor:
+    """How far each image was moved, in the norm (L2 where there is none) and space of the threat model.
+
+    (B, C, H, W) twice -> (B,).
+    """
     moved = attacked - images
     if threat.space == "normalized":
         moved = moved / classifier.std

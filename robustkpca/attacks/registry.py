@@ -20,7 +20,7 @@ from robustkpca.attacks.pgd import LOSSES, BestPGD
 from robustkpca.attacks.sparse_l1 import SparseL1Descent
 from robustkpca.errors import SpecError, unknown
 from robustkpca.suites.attack import AttackSpec
-from robustkpca.suites.threat import ThreatModel
+from robustkpca.suites.threat import Ball
 
 # eps and norm come from the threat model, the seed from the run, classes from the model; FABT is FAB with multi_targeted.
 _NOT_IN_SUITES = ("eps", "seed", "n_classes", "norm", "verbose", "multi_targeted")
@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def check(spec: AttackSpec, threat: ThreatModel) -> None:
+def check(spec: AttackSpec, threat: Ball) -> None:
     """Raise SpecError when the method, one of its parameters, or the norm does not exist or fit."""
     if spec.method not in METHODS:
         raise SpecError(f"attack {spec.name}: {unknown('method', spec.method, METHODS)}")

@@ -52,7 +52,7 @@ class ArraySamples(Samples):
     def take(self, indices: NDArray[np.int64]) -> ArraySamples:
         ids = [self.ids[i] for i in indices]
         return ArraySamples(
-            self.name, ids, self.labels[indices], self.classes, self.pixels[indices], **self._taken(indices)
+            self.name, ids, self.labels[indices], self.classes, self.pixels[indices], **self.taken(indices)
         )
 
 
@@ -117,7 +117,7 @@ class FileSamples(Samples):
 
     def take(self, indices: NDArray[np.int64]) -> FileSamples:
         ids = [self.ids[i] for i in indices]
-        rest = self._taken(indices)
+        rest = self.taken(indices)
         return FileSamples(self.name, ids, self.labels[indices], self.classes, self.roots, resized=self.resized, **rest)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from robustkpca.datasets.cache import PixelCache
-    from robustkpca.datasets.samples import Samples
+    from robustkpca.datasets.sample_set import SampleSet
     from robustkpca.runtime.memory import Portions
     from robustkpca.tasks.batch import Batch
 
@@ -72,10 +72,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Adapted:
-    """Models and suites as they will be run, in the order given; `facts`: fields of the request's data that the task adds."""
+    """Models and suites as they will be run, in the order given. `notes`: what each model's record says beside its own notes.
+    `facts`: fields of the request's data that the task adds."""
 
     models: Sequence[Any]  # Model or Unusable
     suites: Sequence[Suite]
+    notes: Sequence[tuple[str, ...]] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -132,7 +134,7 @@ class Task(ABC):
         """By the kind of threat model (`robustkpca.suites.threat.THREATS`)."""
 
     def adapt(
-        self, models: Sequence[Any], samples: Samples, suites: Sequence[Suite], options: Options
+        self, models: Sequence[Any], samples: SampleSet, suites: Sequence[Suite], options: Options
     ) -> Adapted:
         """Models and suites fitted to the samples and to each other. Raises for what cannot be run, before anything runs."""
         return Adapted(models, suites)
@@ -142,7 +144,7 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def reader(self, samples: Samples, model: Any, cache: PixelCache | None) -> Callable[[int], Tensor]:
+    def reader(self, samples: SampleSet, model: Any, cache: PixelCache | None) -> Callable[[int], Tensor]:
         """A function from the number of a sample to its input as the model takes it."""
 
     @abstractmethod
@@ -157,7 +159,7 @@ class Task(ABC):
         """Why rows must not be believed, in words; `models`: settings by label."""
         return []
 
-    def examples(self, batch: Batch, perturbed: Tensor, rows: pd.DataFrame, budget: Budget) -> dict[str, Any] | None:
+    def examples(self, batch: Batch, threat: Threat, perturbed: Tensor, rows: pd.DataFrame) -> dict[str, Any] | None:
         """A few samples to look at, as arrays; None for none."""
         return None
 
@@ -169,7 +171,7 @@ class Chunk:
     task: Task
     model: Any
     label: str
-    samples: Samples
+    samples: SampleSet
     numbers: range
     inputs: Tensor
     seed: int

@@ -17,7 +17,7 @@ GRADIENTS = 64  # samples whose gradient is looked at
 DOUBLES = 8  # samples whose gradient is taken in float64 too
 
 
-def probe(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: int = SAMPLES) -> dict[str, Any]:
+def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: int = SAMPLES) -> dict[str, Any]:
     """Properties of a model on some clean samples, as plain numbers.
 
     images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,); `batch_size` bounds the memory and changes nothing else. Returns
