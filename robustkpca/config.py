@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,7 +17,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     @classmethod
-    def parse(cls, data: dict[str, Any], what: str) -> Any:
+    def parse(cls, data: dict[str, Any], what: str) -> Self:
         """Validate, with one line that names the first thing that is wrong."""
         try:
             return cls.model_validate(data)

@@ -151,8 +151,9 @@ def peak_bytes(task: Callable[[], object], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         task()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with _Allocations() as allocations:
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    allocations = _Allocations()
+    with allocations:
         task()
     return allocations.peak
 
@@ -161,7 +162,7 @@ class _Allocations(TorchDispatchMode):
     """Follows the memory of all tensors that operations return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen: set[int] = set()
 
@@ -190,7 +191,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _forward(classifier: Classifier, images: Tensor) -> Callable[[], Tensor]:
     @torch.no_grad()
     def task() -> Tensor:
-        return classifier(images)
+        logits: Tensor = classifier(images)
+        return logits
 
     return task
 
@@ -211,7 +213,7 @@ def _flops(classifier: Classifier) -> int:
     plain = classifier.variant(dtype=classifier.dtype)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         plain(images)
-    return counter.get_total_flops() // n
+    return int(counter.get_total_flops()) // n
 
 
 def _seconds(task: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
@@ -224,4 +226,4 @@ def _seconds(task: Callable[[], object], device: torch.device, clock: Callable[[
     task()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1000
+    return float(begin.elapsed_time(end)) / 1000

@@ -141,4 +141,5 @@ def distance(classifier: Classifier, images: Tensor, attacked: Tensor, threat: B
     if threat.space == "normalized":
         moved = moved / classifier.std
     order = {"linf": float("inf"), "l1": 1, "l2": 2, "none": 2}[threat.norm]
-    return torch.linalg.vector_norm(moved.flatten(1), ord=order, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(moved.flatten(1), ord=order, dim=1)
+    return norms

@@ -46,7 +46,8 @@ def luma(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     r, g, b = images.split(1, dim=1)
-    return r * LUMA[0] + g * LUMA[1] + b * LUMA[2]
+    grey: Tensor = r * LUMA[0] + g * LUMA[1] + b * LUMA[2]
+    return grey
 
 
 def paint(rgb: Sequence[float], images: Tensor) -> Tensor:

@@ -131,4 +131,5 @@ def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True)
         if min(picture.size) < to.img_size:
             raise ValueError(f"{picture.size[0]}x{picture.size[1]} pixels, smaller than the crop of {to.img_size}")
         picture = TF.center_crop(picture, [to.img_size, to.img_size])
-    return TF.pil_to_tensor(picture).float() / 255
+    pixels: Tensor = TF.pil_to_tensor(picture)
+    return pixels.float() / 255

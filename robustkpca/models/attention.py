@@ -72,7 +72,8 @@ def symmetric_attention(
     Fused attention, but for gradients on the CPU.
     """
     if _by_hand(k, v, attn_mask, is_causal, dropout):
-        return _SymmetricWithGradient.apply(k.flatten(0, 1), v.flatten(0, 1)).unflatten(0, k.shape[:2])
+        out: Tensor = _SymmetricWithGradient.apply(k.flatten(0, 1), v.flatten(0, 1)).unflatten(0, k.shape[:2])
+        return out
     return F.scaled_dot_product_attention(k, k, v, attn_mask=attn_mask, is_causal=is_causal, dropout_p=dropout)
 
 
@@ -220,7 +221,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         out = self.attend(*self.split(x), attn_mask, is_causal, self.attn_drop.p if self.training else 0.0)
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+        projected: Tensor = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+        return projected
 
 
 class AsymmetricAttention(MultiHeadAttention):

@@ -64,11 +64,11 @@ class KeyedDraws(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         KeyedDraws.active = self
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         KeyedDraws.active = None
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     @contextlib.contextmanager
@@ -110,7 +110,8 @@ class KeyedDraws(TorchFunctionMode):
         # Images have four dimensions: fewer are numbers that the batch shares, also when the first happens to be its size.
         if len(shape) == 4 and shape[0] == len(self.generators):
             return torch.stack([func(shape[1:], generator=g) for g in self.generators])
-        return func(shape, generator=self._shared(shape))
+        drawn: Tensor = func(shape, generator=self._shared(shape))
+        return drawn
 
     def _shared(self, shape: torch.Size) -> torch.Generator:
         if self.shared is None:

@@ -206,7 +206,7 @@ class Peers:
         while True:
             try:
                 if self._store.check([f"{what}/{rank}"]):
-                    said = json.loads(self._store.get(f"{what}/{rank}"))
+                    said: dict[str, Any] = json.loads(self._store.get(f"{what}/{rank}"))
                     break
                 beats = self._store.add(f"beat/{rank}", 0)
             except RuntimeError:

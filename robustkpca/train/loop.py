@@ -98,7 +98,7 @@ class Trainer:
         if not self.here.alone:
             done = done.to(self.device)
             dist.all_reduce(done)
-        total, images_seen = done.tolist()
+        total, images_seen = map(float, done.tolist())
         return total / images_seen
 
     def _step(self, images: Tensor, labels: Tensor, epoch: int, step: int) -> float:
@@ -168,7 +168,8 @@ class Trainer:
         return loss
 
     def _answers(self, images: Tensor) -> Tensor:
-        return self.network((images - self.mean) / self.std)
+        logits: Tensor = self.network((images - self.mean) / self.std)
+        return logits
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast("cuda", dtype=self.amp) if self.amp else contextlib.nullcontext()
