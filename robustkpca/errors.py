@@ -44,3 +44,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}.{hint} Available: {', '.join(known)}"
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error's message, or its class where it has none."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -23,6 +23,7 @@ from robustkpca.models.settings import Preprocessing
 class ArraySamples(Samples):
     """Images held in memory: uint8 (N, H, W) grey or (N, H, W, 3)."""
 
+    in_memory = True
     hash_covers = "ids and pixels"
 
     def __init__(

@@ -25,6 +25,7 @@ class SampleSet(ABC):
     """
 
     task: ClassVar[str] = "classification"  # a name of `robustkpca.tasks.registry.TASKS`, or an import path
+    in_memory: ClassVar[bool] = False  # nothing has to be opened or decoded
     hash_covers: str  # what `content_hash` is computed from
 
     def __init__(

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from robustkpca.diagnosis.attack_strength import Model, Said
+from robustkpca.diagnosis.rules import Model, Seen, rule
+from robustkpca.runs.schema import flags_of
 from robustkpca.statistics import proportions
 from robustkpca.suites.attack import ROUNDED_GRADIENTS
 
+TASK = "classification"
 # Share of the largest logit below which two passes differ by rounding.
 SAME = {"float32": 1e-4, "bfloat16": 0.03}
 
 
-def _softmaxed(m: Model) -> Said:
-    if not m.probe:
+@rule("rows")
+def rows_hold(m: Model) -> Seen:
+    rows, known = m.run.rows, flags_of(m.run.task)
+    raised = rows.loc[(rows["model"] == m.name) & (rows["flags"] != ""), "flags"]
+    if raised.empty:
+        passed = "every attacked image is within its budget and range, every logit finite"
+        if m.run.task.sample_word != "image":
+            passed = f"no {m.run.task.sample_word} raises a flag"
+        return ("pass", passed, "") if len(rows) else None
+    reasons = ", ".join(known[f] for f in sorted({f for flags in raised for f in flags.split(",")}))
+    return "fail", f"{len(raised)} rows must not be believed: {reasons}", "Results on such rows are shown as invalid."
+
+
+@rule("chance", TASK)
+def above_chance(m: Model) -> Seen:
+    """A model that guesses has nothing that an attack could take."""
+    if m.clean is None or not m.settings:
         return None
-    if m.probe["softmaxed"]:
+    right, n, guess = int(m.right(m.clean).sum()), len(m.clean), 1 / m.settings.num_classes
+    if proportions.wilson(right, n)[0] > guess:
+        return "pass", "clean accuracy is above chance", ""
+    return (
+        "warn",
+        f"{right} of {n} images are right without an attack, which cannot be told from guessing ({guess:.1%})",
+        "What an attack leaves of that says nothing: look at weights, preprocessing and labels, or take more images.",
+    )
+
+
+@rule("logits", TASK)
+def softmaxed(m: Model) -> Seen:
+    if not m.health:
+        return None
+    if m.health["softmaxed"]:
         return (
             "fail",
             "the outputs are probabilities, not logits",
@@ -24,15 +55,16 @@ def _softmaxed(m: Model) -> Said:
     return "pass", "outputs are not probabilities", ""
 
 
-def _random(m: Model) -> Said:
-    if not m.probe:
+@rule("randomness", TASK)
+def random(m: Model) -> Seen:
+    if not m.health:
         return None
-    share, changed = m.probe["random"], m.probe["random_predictions"]
-    if not m.probe["finite"]:
+    share, changed = m.health["random"], m.health["random_predictions"]
+    if not m.health["finite"]:
         return None  # what is not a number equals nothing, not even itself
     if share is not None and share <= _same(m) and not changed:
         return "pass", "two passes over the same images agree", ""
-    seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.probe['n']} answers)"
+    seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.health['n']} answers)"
     specs = [a.spec for a in m.attacks]
     averaged = [s for s in specs if float(s.parameters.get("eot", s.parameters.get("eot_iter", 1))) > 1]
     if averaged:
@@ -44,10 +76,11 @@ def _random(m: Model) -> Said:
     )
 
 
-def _gradients(m: Model) -> Said:
-    if not m.probe:
+@rule("gradients", TASK)
+def gradients(m: Model) -> Seen:
+    if not m.health:
         return None
-    n, zero, broken = (m.probe[k] for k in ("gradients", "zero_gradients", "broken_gradients"))
+    n, zero, broken = (m.health[k] for k in ("gradients", "zero_gradients", "broken_gradients"))
     if broken:
         return (
             "fail",
@@ -64,22 +97,23 @@ def _gradients(m: Model) -> Said:
     return "pass", seen, ""
 
 
-def _precision(m: Model) -> Said:
-    dtype = m.run.request["dtype"]
-    if ROUNDED_GRADIENTS in m.described["notes"]:
+@rule("gradient-precision", TASK)
+def precision(m: Model) -> Seen:
+    dtype = m.run.request.dtype
+    if ROUNDED_GRADIENTS in m.record.notes:
         advice = "Figures of attacks by these gradients show a robustness that is not there: attack in float32."
         return "fail", "gradients through RPC-Attention were taken in bfloat16", advice
-    if not m.probe:
+    if not m.health:
         return None
-    if "cosine_error" in m.probe:
+    if "cosine_error" in m.health:
         return (
             "warn",
-            f"the model cannot be run in float64 ({m.probe['cosine_error']})",
+            f"the model cannot be run in float64 ({m.health['cosine_error']})",
             "Its gradients were not checked for rounding.",
         )
-    if m.probe["cosine_worst"] is None or not _repeats(m, m.probe):
+    if m.health["cosine_worst"] is None or not _repeats(m, m.health):
         return None
-    worst, median = m.probe["cosine_worst"], m.probe["cosine_median"]
+    worst, median = m.health["cosine_worst"], m.health["cosine_median"]
     seen = f"cosine of {dtype} to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
     if worst >= 0.95:
         return "pass", seen, ""
@@ -88,7 +122,7 @@ def _precision(m: Model) -> Said:
 
 
 def _same(m: Model) -> float:
-    return SAME[m.run.request["dtype"]]
+    return SAME[m.run.request.dtype]
 
 
 def _repeats(m: Model, probe: dict[str, Any]) -> bool:
@@ -97,10 +131,11 @@ def _repeats(m: Model, probe: dict[str, Any]) -> bool:
     return all(v is not None and v <= _same(m) for v in seen) and not probe["random_predictions"]
 
 
-def _batch(m: Model) -> Said:
-    if not m.probe or not m.probe["finite"] or m.probe["random"] is None or m.probe["random"] > _same(m):
+@rule("batch", TASK)
+def batch(m: Model) -> Seen:
+    if not m.health or not m.health["finite"] or m.health["random"] is None or m.health["random"] > _same(m):
         return None
-    share = m.probe["batch"]
+    share = m.health["batch"]
     if share is not None and share <= _same(m):
         return "pass", "an image gets the same logits alone and in a batch", ""
     return (
@@ -110,11 +145,12 @@ def _batch(m: Model) -> Said:
     )
 
 
-def _normalisation(m: Model) -> Said:
-    if not m.probe or not m.probe["normalisations"]:
+@rule("normalisation", TASK)
+def normalisation(m: Model) -> Seen:
+    if not m.health or not m.health["normalisations"]:
         return None
-    n, correct = m.probe["n"], m.probe["correct"]
-    for name, (gained, lost) in m.probe["normalisations"].items():
+    n, correct = m.health["n"], m.health["correct"]
+    for name, (gained, lost) in m.health["normalisations"].items():
         better = proportions.Paired(n, lost, gained)  # ours against that way
         if better.difference < -0.05 and better.p_worse < 0.001:
             return (

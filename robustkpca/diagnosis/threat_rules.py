@@ -4,86 +4,85 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from robustkpca.diagnosis.attack_strength import Model, Said, _worst
-from robustkpca.suites.budget import HUGE
-from robustkpca.suites.cell import Cell
+from robustkpca.diagnosis.rules import Model, Seen, gravest, rule
+from robustkpca.suites.attack import AttackSpec
+from robustkpca.suites.budget import Budget
 from robustkpca.suites.suite import load_suite
+from robustkpca.suites.threat import HUGE, Ball
+
+TASK = "classification"
 
 
-def settings(m: Model) -> Said:
-    """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones, steps beyond the ball or too short to cross it."""
-    said: list[Said] = []
+@rule("settings", TASK)
+def settings(m: Model) -> Seen:
+    """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones, steps beyond the ball or too short to
+    cross it."""
+    seen: list[Seen] = []
     for suite in m.run.suites:
-        for spec in suite.attack if suite.threat else ():
-            for text, eps in zip(suite.budgets, suite.threat.budgets, strict=True):  # type: ignore[union-attr]
-                if not 0 < eps < HUGE:
-                    continue
-                name = f"{suite.label(spec.name)} at eps {text}"
-                p = spec.resolve(eps)
-                alpha, steps = p.get("alpha"), float(p.get("steps", 1))
-                if suite.threat.norm == "l2" and eps < Fraction(1, 20):  # type: ignore[union-attr]
-                    said.append(
-                        (
-                            "warn",
-                            f"{name}: an L2 budget",
-                            "So short a distance hardly moves an image: was an L-inf budget meant?",
-                        )
-                    )
-                elif alpha is not None and float(alpha) > 2 * float(eps) * (1 + 1e-9):
-                    seen = f"{name}: a step of {float(alpha):.4g} is longer than the ball is wide"
-                    said.append(
-                        ("warn", seen, 'Write step sizes as multiples of the budget, such as alpha = "0.25 eps".')
-                    )
-                elif alpha is not None and float(alpha) * steps < float(eps) * (1 - 1e-9):
-                    seen = f"{name}: {steps:g} steps of {float(alpha):.4g} do not reach the budget's border"
-                    said.append(("warn", seen, 'Take more or longer steps, such as alpha = "0.25 eps".'))
-                else:
-                    said.append(None)
-    return _worst(said, "step sizes and budgets fit each other")
+        if not isinstance(suite.threat, Ball):
+            continue
+        for attack, spec in suite.attacks.items():
+            usual = [budget for budget in suite.budgets if 0 < budget.value < HUGE]
+            seen += [_misfit(f"{attack} at eps {budget}", suite.threat, spec, budget) for budget in usual]
+    return gravest(seen, "step sizes and budgets fit each other")
 
 
-def eps_zero(m: Model) -> Said:
+def _misfit(name: str, ball: Ball, spec: AttackSpec, budget: Budget) -> Seen:
+    p, eps = spec.resolve(budget.value), float(budget)
+    alpha, steps = p.get("alpha"), float(p.get("steps", 1))
+    if ball.norm == "l2" and budget.value < Fraction(1, 20):
+        return "warn", f"{name}: an L2 budget", "So short a distance hardly moves an image: was an L-inf budget meant?"
+    if alpha is not None and float(alpha) > 2 * eps * (1 + 1e-9):
+        text = f"{name}: a step of {float(alpha):.4g} is longer than the ball is wide"
+        return "warn", text, 'Write step sizes as multiples of the budget, such as alpha = "0.25 eps".'
+    if alpha is not None and float(alpha) * steps < eps * (1 - 1e-9):
+        text = f"{name}: {steps:g} steps of {float(alpha):.4g} do not reach the budget's border"
+        return "warn", text, 'Take more or longer steps, such as alpha = "0.25 eps".'
+    return None
+
+
+@rule("eps-zero", TASK)
+def eps_zero(m: Model) -> Seen:
     if m.clean is None:
         return None
     before = m.clean["prediction"]
-    said: list[Said] = []
+    seen: list[Seen] = []
     for a in m.attacks:
-        if a.eps == 0 and a.suite.threat and a.suite.threat.norm != "none":
-            now = m.run.cell_rows(m.name, Cell(a.label, "0"))["prediction"].reindex(before.index)
-            other = int((now != before).sum())
+        if a.budget.value == 0 and a.ball and a.ball.norm != "none":
+            other = int((a.rows["prediction"].reindex(before.index) != before).sum())
             advice = "A budget of 0 leaves one image: the model is random, or the attack does not keep its budget."
-            said.append(
-                ("fail", f"{a.label} at eps 0 changes {other} of {len(before)} answers", advice) if other else None
-            )
-    return _worst(said, "eps 0 gives the clean answers")
+            text = f"{a.id} at eps 0 changes {other} of {len(before)} answers"
+            seen.append(("fail", text, advice) if other else None)
+    return gravest(seen, "eps 0 gives the clean answers")
 
 
-def standard_autoattack(m: Model) -> Said:
-    said: list[Said] = []
+@rule("autoattack-standard", TASK)
+def standard_autoattack(m: Model) -> Seen:
+    seen: list[Seen] = []
     for suite in m.run.suites:
         if not suite.name.startswith("autoattack"):
             continue
         theirs = load_suite("autoattack")
         advice = "Call it by another name, and do not compare it with leaderboards."
         same = suite.attack == theirs.attack and suite.cascade
-        said.append(
-            None if same else ("warn", f"{suite.name} is not the standard AutoAttack: {suite.describe()}", advice)
-        )
-    return _worst(said, "AutoAttack has its standard parameters")
+        text = f"{suite.name} is not the standard AutoAttack: {suite.describe()}"
+        seen.append(None if same else ("warn", text, advice))
+    return gravest(seen, "AutoAttack has its standard parameters")
 
 
-def attacked_labels(m: Model) -> Said:
-    said: list[Said] = []
+@rule("attacked-labels", TASK)
+def attacked_labels(m: Model) -> Seen:
+    seen: list[Seen] = []
     for a in m.attacks:
-        if a.eps == 0 or a.threat[3] != "predicted" or m.clean is None:
+        if a.budget.value == 0 or a.ball is None or a.ball.labels != "predicted" or m.clean is None:
             continue
         # Only images that are wrong when clean have another label to drive away from.
-        before = m.clean["correct"].reindex(a.correct.index).astype(bool)
+        before = m.right(m.clean).reindex(a.correct.index).astype(bool)
         helped = int((~before & a.correct).sum())
-        seen = (
-            f"{a.text}, of which {100 * helped / len(before):.1f} points are images that were wrong when clean and are right now: "
-            "the model's own answers were attacked"
+        text = (
+            f"{a.text}, of which {100 * helped / len(before):.1f} points are images that were wrong when clean and are "
+            "right now: the model's own answers were attacked"
         )
         advice = "With true labels these images count as wrong. Say which labels were attacked, and compare with nothing else."
-        said.append(("warn", seen, advice) if helped > max(1, 0.02 * len(before)) else None)
-    return _worst(said, "attacking the model's own answers made hardly any wrong one right")
+        seen.append(("warn", text, advice) if helped > max(1, 0.02 * len(before)) else None)
+    return gravest(seen, "attacking the model's own answers made hardly any wrong one right")

@@ -16,7 +16,7 @@ from robustkpca.config import Frozen, read_toml
 from robustkpca.diagnosis.findings import findings
 from robustkpca.errors import SpecError
 from robustkpca.runs.run import Run
-from robustkpca.statistics import proportions
+from robustkpca.statistics.proportions import holm
 from robustkpca.suites.budget import eps_text, parse_eps
 from robustkpca.suites.cell import OUT_OF_DISTRIBUTION, Cell
 
@@ -135,10 +135,11 @@ def check(
             reasons.append(f"tolerances: no cell matches {rule.describe()}")
     if reasons:
         return Verdict.invalid(reasons, notes)
-    frame = _judged(_pairs(run, baseline, pairs), limits, alpha)
+    score = run.task.score
+    frame = _judged(_pairs(run, baseline, pairs), score, limits, alpha)
     regressed, suspicious = (frame[frame["verdict"] == v] for v in ("regressed", "suspicious"))
-    reasons += [_said(row) for row in regressed.itertuples()]
-    doubts = [f"suspiciously better: {_said(row)}" for row in suspicious.itertuples()]
+    reasons += [_changed(row, score) for row in regressed.itertuples()]
+    doubts = [f"suspiciously better: {_changed(row, score)}" for row in suspicious.itertuples()]
     doubts += failures(run)
     code = REGRESSED if reasons else INVALID if doubts else HOLDS
     return Verdict(code, frame, reasons, doubts, notes)
@@ -149,40 +150,41 @@ def failures(run: Run) -> list[str]:
     return [f"{f.rule}, {f.model}: {f.message}. {f.advice}" for f in findings(run) if f.level == "fail"]
 
 
-def _pairs(run: Run, baseline: Run, pairs: dict[str, str]) -> dict[tuple[str, Cell], proportions.Paired]:
+def _pairs(run: Run, baseline: Run, pairs: dict[str, str]) -> dict[tuple[str, Cell], Comparison]:
     """Before and now for each model of the run and each cell of the baseline, sample by sample."""
-    found = {}
-    for theirs, ours in pairs.items():
-        for cell in baseline.cells:
-            before, now = baseline.cell_rows(theirs, cell)["correct"], run.cell_rows(ours, cell)["correct"]
-            found[ours, cell] = proportions.Paired.of(before.to_numpy(bool), now.reindex(before.index).to_numpy(bool))
-    return found
+    score = run.task.score
+    return {
+        (ours, cell): score.paired(baseline.cell_rows(theirs, cell), run.cell_rows(ours, cell))
+        for theirs, ours in pairs.items()
+        for cell in baseline.cells
+    }
 
 
-def _judged(pairs: dict[tuple[str, Cell], proportions.Paired], limits: Tolerances, alpha: float) -> pd.DataFrame:
-    """The frame of a Verdict."""
-    worse = proportions.holm([p.p_worse for p in pairs.values()])
-    better = proportions.holm([p.p_better for p in pairs.values()])
+def _judged(pairs: dict[tuple[str, Cell], Comparison], score: Score, limits: Tolerances, alpha: float) -> pd.DataFrame:
+    """The frame of a Verdict, in the units that are shown."""
+    worse = holm([p.p_worse for p in pairs.values()])
+    better = holm([p.p_better for p in pairs.values()])
     records: list[list[Any]] = []
     for ((model, cell), pair), p_worse, p_better in zip(pairs.items(), worse, better, strict=True):
         tolerance, gain = limits.of(model, cell)
-        change = 100 * pair.difference
+        change = score.scale * pair.difference
+        improvement = change if score.higher_is_better else -change
         verdict, p = "holds", p_worse
-        if change < -tolerance and p_worse < alpha:
+        if improvement < -tolerance and p_worse < alpha:
             verdict = "regressed"
-        elif change > gain and p_better < alpha:
+        elif improvement > gain and p_better < alpha:
             verdict, p = "suspicious", p_better
-        before = 100 * (pair.both + pair.lost) / pair.n
-        low, high = pair.interval()
-        records.append([model, cell.attack, cell.budget, pair.n, before, before + change, change, 100 * low, 100 * high,
-                        p, tolerance, verdict])  # fmt: skip
+        before = score.scale * pair.first
+        low, high = score.scale * pair.low, score.scale * pair.high
+        records.append([model, *cell.texts, pair.n, before, before + change, change, low, high, p, tolerance, verdict])
     return pd.DataFrame(records, columns=COLUMNS)
 
 
-def _said(row: Any) -> str:
+def _changed(row: Any, score: Score) -> str:
+    unit = f" {score.unit}" if score.unit else ""
     return (
-        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f} % "
-        f"({row.change:+.1f} points, {row.low:+.1f} to {row.high:+.1f}; p = {row.p:.2g}, n = {row.n})"
+        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f}{unit} "
+        f"({row.change:+.1f} {score.difference_unit}, {row.low:+.1f} to {row.high:+.1f}; p = {row.p:.2g}, n = {row.n})"
     )
 
 
@@ -192,23 +194,7 @@ def _name(attack: object, budget: object) -> str:
 
 def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], list[str]]:
     """Which model stands against which, why the runs may not be compared, and what differs harmlessly."""
-    reasons, notes = [], []
-    ours, theirs = run.request, baseline.request
-    for key, what in (("seed", "seed"), ("dtype", "precision")):
-        if ours[key] != theirs[key]:
-            reasons.append(f"other {what}: {ours[key]} here, {theirs[key]} in the baseline")
-    for key, what in (("n", "number of samples"), ("ids", "sample ids"), ("content", "image data")):
-        if ours["data"][key] != theirs["data"][key]:
-            reasons.append(f"other {what}: {ours['data'][key]} here, {theirs['data'][key]} in the baseline")
-    if OUT_OF_DISTRIBUTION in baseline.conditions:
-        reasons.append("ImageNet-O runs have no accuracy to compare; use `table --layout robustness`")
-    here = {suite.name: suite for suite in run.suites}
-    for suite in baseline.suites:
-        if suite.name not in here:
-            reasons.append(f"suite {suite.name} was not run; run were {', '.join(here)}")
-        elif here[suite.name] != suite:
-            reasons.append(f"other threat model or parameters in suite {suite.name}: [{here[suite.name].describe()}] here, "
-                           f"[{suite.describe()}] in the baseline")  # fmt: skip
+    reasons, notes = _differences(run, baseline)
     if len(run.models) == len(baseline.models) == 1:
         pairs = {baseline.models[0]: run.models[0]}
         if run.models != baseline.models:
@@ -221,36 +207,49 @@ def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], lis
     reasons += [f"in the baseline: {fault}" for fault in faults(baseline, pairs.keys(), baseline.cells)]
     reasons += [f"here: {fault}" for fault in faults(run, pairs.values(), baseline.cells)]
     if not reasons:
+        columns = list(run.task.ground_truth)
         for model, other in pairs.items():
             for cell in baseline.cells:
                 left, right = baseline.cell_rows(model, cell), run.cell_rows(other, cell)
-                if not left["label"].sort_index().equals(right["label"].sort_index()):
-                    reasons.append(f"other samples or labels in {other}, {_name(cell.attack, cell.budget)}")
-    for key in ("device", "software"):
-        if ours[key] != theirs[key]:
-            notes.append(f"other {key}: {ours[key]} here, {theirs[key]} in the baseline")
+                if not left[columns].sort_index().equals(right[columns].sort_index()):
+                    reasons.append(f"other samples or labels in {other}, {cell}")
     return pairs, reasons, notes
 
 
+def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
+    """Where the requests differ: why the runs may not be compared, and what differs harmlessly."""
+    reasons, notes = [], []
+    ours, theirs = run.request, baseline.request
+    wanted = [
+        ("task", ours.task, theirs.task),
+        ("seed", ours.seed, theirs.seed),
+        ("precision", ours.dtype, theirs.dtype),
+        ("number of samples", ours.data.n, theirs.data.n),
+        ("sample ids", ours.data.ids, theirs.data.ids),
+        ("image data", ours.data.content, theirs.data.content),
+    ]
+    reasons += [f"other {what}: {here} here, {there} in the baseline" for what, here, there in wanted if here != there]
+    if OUT_OF_DISTRIBUTION in baseline.conditions:
+        reasons.append("ImageNet-O runs have no accuracy to compare; use `table --layout robustness`")
+    here = {suite.name: suite for suite in run.suites}
+    for suite in baseline.suites:
+        if suite.name not in here:
+            reasons.append(f"suite {suite.name} was not run; run were {', '.join(here)}")
+        elif here[suite.name] != suite:
+            reasons.append(f"other threat model or parameters in suite {suite.name}: [{here[suite.name].describe()}] here, "
+                           f"[{suite.describe()}] in the baseline")  # fmt: skip
+    harmless = [("device", ours.device, theirs.device), ("software", ours.software, theirs.software)]
+    notes += [f"other {what}: {here} here, {there} in the baseline" for what, here, there in harmless if here != there]
+    return reasons, notes
+
+
 def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
-    """Why figures of a run must not be believed: cells that are not complete or hold flagged rows, rows without a value."""
+    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows, rows without a value."""
     models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
-    found = []
+    reasons = []
     for model in models:
-        broken = [s for s in (run.status(model, cell) for cell in cells) if s.text != "complete"]
-        found += [f"{model}, {_name(s.cell.attack, s.cell.budget)}: {s.text}" for s in broken[:3]]
+        broken = [s for s in (run.status(model, cell) for cell in cells) if not s.complete]
+        reasons += [f"{model}, {s.cell}: {s.text}" for s in broken[:3]]
         if len(broken) > 3:
-            found.append(f"and {len(broken) - 3} more cells of {model}")
-    rows = run.rows
-    if rows.empty:
-        return found
-    if rows[["correct", "label", "prediction"]].isna().any(axis=None):
-        return [*found, "rows without a value"]
-    if wrong := int((rows["correct"] != (rows["prediction"] == rows["label"])).sum()):
-        found.append(f"{wrong} rows whose `correct` is not what label and prediction say")
-    classes = {m["label"]: (m["settings"] or {}).get("num_classes", 0) for m in run.request["models"]}
-    if wrong := int(((rows["prediction"] < -1) | (rows["prediction"] >= rows["model"].map(classes))).sum()):
-        found.append(f"{wrong} rows with a prediction that is no class of the model")
-    if wrong := int((rows["confidence"].isna() & (rows["prediction"] >= 0)).sum()):
-        found.append(f"{wrong} rows without a confidence")
-    return found
+            reasons.append(f"and {len(broken) - 3} more cells of {model}")
+    return reasons + run.task.sound(run.rows, {model.label: model.vision for model in run.request.models})

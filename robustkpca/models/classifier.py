@@ -32,15 +32,6 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Unusable:
-    """A model whose weights could not be loaded, kept so that it is shown as failed beside the others."""
-
-    title: str
-    source: str
-    reason: str
-
-
 class _Among(nn.Module):
     """Some of a network's logits."""
 
@@ -140,6 +131,11 @@ class Classifier(nn.Module):
         if new.compiled:
             new.network.compile()
         return new
+
+    @property
+    def long_title(self) -> str:
+        """The title with all that decides RPC-Attention."""
+        return self.settings.long_title
 
     @property
     def dtype(self) -> torch.dtype:

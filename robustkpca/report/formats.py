@@ -47,12 +47,14 @@ def notes(table: Table, *, intervals: bool = False, significance: bool = False, 
     """What has to be said under the table when it is shown with these options of `Table.texts`."""
     found = list(table.notes)
     if intervals:
-        found.insert(0, "In parentheses: 95 % Wilson interval.")
+        names = ", ".join(dict.fromkeys(score.interval_name for score in table.scores)) or "none here"
+        found.insert(0, f"In parentheses: {names}.")
     if significance:
         marked = len(table.significance())
+        tests = ", ".join(dict.fromkeys(score.test_name for score in table.scores)) or "no test"
         found.insert(
             0,
-            f"*: differs from {table.models[0]}, exact McNemar test on the same samples, Holm-adjusted, p < 0.05 "
+            f"*: differs from {table.models[0]}, {tests} on the same samples, Holm-adjusted, p < 0.05 "
             f"({marked or 'no'} figure{'' if marked == 1 else 's'}).",
         )
     if reference:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,14 @@ import pandas as pd
 from robustkpca.errors import SpecError
 from robustkpca.report.provenance import receipt_lines
 from robustkpca.results import imagenet_c, imagenet_o
+from robustkpca.results.accuracy import results_of
+from robustkpca.results.columns import MEAN
 from robustkpca.runs.request import differences
 from robustkpca.runs.run import Run
-from robustkpca.statistics import proportions
-from robustkpca.suites.attack import BATCH_DEPENDENT
-from robustkpca.suites.cell import CLEAN, OUT_OF_DISTRIBUTION, RELEASED, Cell
+from robustkpca.statistics.proportions import holm
+from robustkpca.suites.cell import CLEAN_CELL, OUT_OF_DISTRIBUTION, RELEASED, Cell
 from robustkpca.suites.suite import Suite, load_suite, suite_names
+from robustkpca.tasks.score import Score
 
 # How the paper calls a data set, and how many images it has: a figure on fewer has no published counterpart.
 PUBLISHED: dict[str, tuple[str, int]] = {
@@ -49,11 +52,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: a figure, or why there is none. `correct` is per sample, for intervals and pairing."""
+    """One cell: a number as it is shown, or why there is none. `rows` of the headline score `score`, for intervals and
+    pairing."""
 
     value: float | None
     status: str = "complete"
-    correct: pd.Series | None = None
+    rows: pd.DataFrame | None = None
+    score: Score | None = None
 
 
 @dataclass
@@ -113,9 +118,9 @@ class Table:
                     continue
                 text = f"{entry.value:.{column.decimals}f}"
                 text = bold.format(text) if best is not None and text == best else text
-                if intervals and entry.correct is not None:
-                    low, high = proportions.wilson(int(entry.correct.sum()), len(entry.correct))
-                    text += f" ({100 * low:.1f}–{100 * high:.1f})"
+                if intervals and entry.rows is not None and entry.score is not None:
+                    low, high = entry.score.interval(entry.rows)
+                    text += f" ({entry.score.shown(low)}–{entry.score.shown(high)})"
                 own.append(text + marks.get((model, column), ""))
             columns[head] = own
             theirs = [published.get((model, column)) for model in self.models]
@@ -142,21 +147,26 @@ class Table:
         return f"{(max if column.higher else min)(figures):.{column.decimals}f}"
 
     def significance(self) -> dict[tuple[str, Column], str]:
-        """` *` where a model differs from the first row: exact McNemar test on the same samples, Holm-adjusted over the table."""
+        """` *` where a model differs from the first row: the score's paired test on the same samples, Holm-adjusted over the
+        table."""
         if not self.models:
             return {}
         first, cells, p_values = self.models[0], [], []
         for (model, column), entry in self.entries.items():
             base = self.entries.get((first, column))
-            if model == first or base is None or base.correct is None or entry.correct is None:
+            if model == first or base is None or base.rows is None or entry.rows is None or entry.score is None:
                 continue
-            ours = entry.correct.reindex(base.correct.index)
-            if ours.isna().any():
+            if set(base.rows.index) != set(entry.rows.index):
                 continue
             cells.append((model, column))
-            p_values.append(proportions.Paired.of(base.correct.to_numpy(bool), ours.to_numpy(bool)).p_value)
-        adjusted = proportions.holm(np.array(p_values))
+            p_values.append(entry.score.paired(base.rows, entry.rows).p_value)
+        adjusted = holm(np.array(p_values))
         return {cell: " *" for cell, p in zip(cells, adjusted, strict=True) if p < 0.05}
+
+    @property
+    def scores(self) -> list[Score]:
+        """The scores of its cells."""
+        return list(dict.fromkeys(e.score for e in self.entries.values() if e.score is not None))
 
 
 def paper_name(label: str) -> str:
@@ -176,12 +186,12 @@ def paper_figures() -> dict[tuple[Key, str], float]:
 def _facts(run: Run, suite: Suite | None = None) -> dict[str, object]:
     """What decides the numbers of a column, but not the model."""
     request = run.request
-    facts: dict[str, object] = {k: request[k] for k in ("seed", "dtype", "device", "software")}
-    facts["data"] = {k: v for k, v in request["data"].items() if k != "conditions"}
+    facts: dict[str, object] = {name: getattr(request, name) for name in ("seed", "dtype", "device", "software")}
+    facts["data"] = request.data.model_dump(mode="json", exclude={"conditions"})
     if suite is not None:
         facts["suite"] = suite.model_dump(mode="json")
-        if any(a.method in BATCH_DEPENDENT for a in suite.attack):
-            facts["batch_size"] = request["batch_size"]
+        if any(a.method in request.batch_decides for a in suite.attack):
+            facts["batch_size"] = request.batch_size
     return facts
 
 
@@ -191,8 +201,8 @@ def _basis(run: Run, suite: Suite | None = None) -> str:
 
 
 def _key(run: Run, attack: str, metric: str, suite: Suite | None = None) -> Key | None:
-    """Where the paper has this figure; None unless protocol, data and budget are the paper's."""
-    name, n = PUBLISHED.get(run.request["data"]["name"], ("", 0))
+    """Where the paper has this number; None unless protocol, data and budget are the paper's."""
+    name, n = PUBLISHED.get(run.request.data.name, ("", 0))
     if not name or run.n != n or (suite is not None and not _is_the_papers(suite)):
         return None
     return name, attack, metric
@@ -203,166 +213,180 @@ def _is_the_papers(suite: Suite) -> bool:
     if suite.protocol != "paper" or suite.name not in suite_names():
         return False
     theirs = load_suite(suite.name)
-    assert suite.threat and theirs.threat
-    same_threat = suite.threat.model_copy(update={"eps": ()}) == theirs.threat.model_copy(update={"eps": ()})
-    return same_threat and suite.attack == theirs.attack and suite.budgets[-1] == theirs.budgets[-1]
+    same_threat = suite.threat.family == theirs.threat.family
+    return same_threat and suite.attack == theirs.attack and max(suite.budgets) == max(theirs.budgets)
 
 
-def _accuracy(run: Run, model: str, cell: Cell, column: str = "correct") -> Entry:
+def _entry(run: Run, model: str, cell: Cell) -> Entry:
+    """The headline score of one cell."""
     status = run.status(model, cell)
-    if status.text != "complete":
+    if not status.complete:
         return Entry(None, status.text)
-    values = run.cell_rows(model, cell)[column]
-    if values.isna().any():
+    rows, score = run.cell_rows(model, cell), run.task.score
+    return Entry(score.scale * score.value(rows), rows=rows, score=score)
+
+
+def _top5(run: Run, model: str, cell: Cell) -> Entry:
+    """Top-5 accuracy of one cell in %, where the rows have it."""
+    status = run.status(model, cell)
+    if not status.complete:
+        return Entry(None, status.text)
+    rows = run.cell_rows(model, cell)
+    if "correct_top5" not in rows or rows["correct_top5"].isna().any():
         return Entry(None, "not available")
-    values = values.astype(bool)
-    return Entry(100 * float(values.mean()), correct=values)
+    score, of_five = run.task.score, rows.assign(correct=rows["correct_top5"].astype(bool))
+    return Entry(score.scale * score.value(of_five), rows=of_five, score=score)
+
+
+def _measures(run: Run) -> dict[str, tuple[str, Callable[[Run, str, Cell], Entry]]]:
+    """What is shown of a cell: the paper's word for it, its head, and how it is worked out."""
+    if run.task.name == "classification":
+        return {"top1": ("top-1", _entry), "top5": ("top-5", _top5)}
+    return {run.task.score.name: (run.task.score.title.lower(), _entry)}
 
 
 def attacks(runs: Sequence[Run]) -> Table:
-    """Top-1 and top-5 under each attack at its highest budget (the paper's table of attacked ImageNet-1K)."""
-    table = Table("Accuracy under attack, highest perturbation (%)")
+    """The score (of classification top-1 and top-5) under each attack at its highest budget, as the paper's table of attacked
+    ImageNet-1K."""
+    table = Table(f"{_title(runs)} under attack, highest perturbation{_unit(runs)}")
     for run in runs:
         for suite in run.suites:
-            if suite.corruptions:
+            if suite.combination == "mean":
                 continue
-            for attack in suite.attacks:
-                cell = Cell(attack, suite.budgets[-1])
-                name = attack.removesuffix("-paper")
-                for metric, column in (("top1", "correct"), ("top5", "correct_top5")):
-                    head = f"{attack} {cell.budget} {metric.replace('top', 'top-')}"
-                    where = Column(head, True, _basis(run, suite), _key(run, name, metric, suite))
+            for attack, spec in suite.attacks.items():
+                cell = Cell(attack, max(suite.budgets))
+                for metric, (word, entry) in _measures(run).items():
+                    key = _key(run, spec.name, metric, suite)
+                    where = Column(f"{cell} {word}", run.task.score.higher_is_better, _basis(run, suite), key)
                     for model in run.models:
-                        table.add(model, where, _accuracy(run, model, cell, column))
+                        table.add(model, where, entry(run, model, cell))
     return _with_notes(table, runs)
 
 
 def budgets(runs: Sequence[Run]) -> Table:
-    """Top-1 at every budget of every attack, after the clean figure."""
-    table = Table("Accuracy over perturbation budgets, top-1 (%)")
+    """The score (of classification top-1) at every budget of every attack, after the clean one."""
+    top1 = ", top-1" if all(run.task.name == "classification" for run in runs) else ""
+    table = Table(f"{_title(runs)} over perturbation budgets{top1}{_unit(runs)}")
     for run in runs:
-        clean = Column("clean", True, _basis(run))
+        higher = run.task.score.higher_is_better
+        clean = Column("clean", higher, _basis(run))
         for model in run.models:
             if (model, clean) not in table.entries:
-                table.add(model, clean, _accuracy(run, model, Cell(CLEAN, "")))
+                table.add(model, clean, _entry(run, model, CLEAN_CELL))
         for suite in run.suites:
-            for cell in suite.cells if not suite.corruptions else ():
-                where = Column(f"{cell.attack} {cell.budget}", True, _basis(run, suite))
+            for cell in suite.cells if suite.combination != "mean" else ():
+                where = Column(str(cell), higher, _basis(run, suite))
                 for model in run.models:
-                    table.add(model, where, _accuracy(run, model, cell))
+                    table.add(model, where, _entry(run, model, cell))
     return _with_notes(table, runs)
 
 
+def _title(runs: Sequence[Run]) -> str:
+    titles = {run.task.score.title for run in runs}
+    return titles.pop() if len(titles) == 1 else "Scores"
+
+
+def _unit(runs: Sequence[Run]) -> str:
+    units = {run.task.score.unit for run in runs}
+    return f" ({units.pop()})" if len(units) == 1 and units != {""} else ""
+
+
 def corruptions(runs: Sequence[Run]) -> Table:
-    """Error per corruption (mean over severities), their mean, and mCE. Generated corruptions have no CE: they are not the released ones."""
+    """Error per corruption (mean over severities), their mean, and mCE. Generated corruptions have no CE: they are not the
+    released ones."""
     table = Table("Corruption error, top-1 (%)")
     for run in runs:
-        if any(cell.attack.startswith(f"{RELEASED}/") for cell in run.conditions):
+        if _is_released(run):
             _released(table, run)
         for suite in run.suites:
-            if suite.corruptions:
+            if suite.combination == "mean" and run.task.name == "classification":
                 _generated(table, run, suite)
     return _with_notes(table, runs)
 
 
+def _is_released(run: Run) -> bool:
+    return any(cell.attack.suite == RELEASED for cell in run.conditions)
+
+
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)
+
+
 def _released(table: Table, run: Run) -> None:
-    frame = imagenet_c.corruption_table(run)
-    for model in run.models:
-        own = frame[frame["model"] == model].set_index("corruption")
-        means = {name: None if pd.isna(v) else float(v) for name, v in own["mean_error"].items()}
-        for name, mean in means.items():
-            status = str(own.loc[name, "status"])
-            table.add(model, Column(str(name), False, _basis(run)), Entry(mean, status))
-        mce = imagenet_c.mean_corruption_error(means)
-        known = [means[n] for n in imagenet_c.ALEXNET if means.get(n) is not None]
-        mean = float(np.mean(known)) if mce is not None else None  # type: ignore[arg-type]
+    for row in imagenet_c.corruption_table(run).itertuples():
+        column = Column(str(row.corruption), False, _basis(run))
+        table.add(str(row.model), column, Entry(_number(row.mean_error), str(row.status)))
+    for row in imagenet_c.released_means(run).itertuples():
+        model, mean, mce = str(row.Index), _number(row.mean_error), _number(row.mce)
         table.add(model, Column("mean error", False, _basis(run)), Entry(mean, "not available"))
-        key = _key(run, "none", "mce")
-        table.add(model, Column("mCE", False, _basis(run), key), Entry(mce, "not available"))
+        table.add(model, Column("mCE", False, _basis(run), _key(run, "none", "mce")), Entry(mce, "not available"))
 
 
 def _generated(table: Table, run: Run, suite: Suite) -> None:
-    for model in run.models:
-        means: list[float | None] = []
-        for name in suite.corruptions:
-            entries = [_accuracy(run, model, Cell(suite.label(name), b)) for b in suite.budgets]
-            bad = [e.status for e in entries if e.value is None]
-            mean = None if bad else float(np.mean([100 - e.value for e in entries]))  # type: ignore[operator]
-            means.append(mean)
-            table.add(
-                model,
-                Column(f"{name} (generated)", False, _basis(run, suite)),
-                Entry(mean, bad[0] if bad else "complete"),
-            )
-        whole = None if None in means else float(np.mean(means))  # type: ignore[arg-type]
-        table.add(model, Column("mean error (generated)", False, _basis(run, suite)), Entry(whole, "not available"))
+    for row in imagenet_c.generated_means(results_of(run).table, suite).itertuples():
+        name = "mean error" if row.corruption == MEAN else str(row.corruption)
+        column = Column(f"{name} (generated)", False, _basis(run, suite))
+        accuracy = _number(row.value)
+        status = str(row.status).partition(" (")[0]
+        table.add(str(row.model), column, Entry(None if accuracy is None else 100 - 100 * accuracy, status))
 
 
 def robustness(runs: Sequence[Run]) -> Table:
     """The paper's main table: clean, ImageNet-R, -A, -C and -O, one run for each data set."""
     table = Table("Robustness (%)")
     for run in runs:
-        name = run.request["data"]["name"]
-        for model in run.models:
-            if OUT_OF_DISTRIBUTION in run.conditions:
-                row = imagenet_o.detection_table(run).set_index("model").loc[model]
-                value = None if pd.isna(row["aupr"]) else 100 * float(row["aupr"])
-                column = Column(f"{name} AUPR", True, _basis(run), _key(run, "none", "aupr"))
-                table.add(model, column, Entry(value, str(row["status"])))
-            elif any(cell.attack.startswith(f"{RELEASED}/") for cell in run.conditions):
-                _robust_c(table, run, model)
-            else:
-                for metric, which in (("top1", "correct"), ("top5", "correct_top5")):
-                    column = Column(
-                        f"{name} {metric.replace('top', 'top-')}", True, _basis(run), _key(run, "none", metric)
-                    )
-                    table.add(model, column, _accuracy(run, model, Cell(CLEAN, ""), which))
+        if OUT_OF_DISTRIBUTION in run.conditions:
+            _robust_o(table, run)
+        elif _is_released(run):
+            _robust_c(table, run)
+        else:
+            for metric, (word, entry) in _measures(run).items():
+                key, higher = _key(run, "none", metric), run.task.score.higher_is_better
+                column = Column(f"{run.request.data.name} {word}", higher, _basis(run), key)
+                for model in run.models:
+                    table.add(model, column, entry(run, model, CLEAN_CELL))
     return _with_notes(table, runs)
+
+
+def _robust_o(table: Table, run: Run) -> None:
+    column = Column(f"{run.request.data.name} AUPR", True, _basis(run), _key(run, "none", "aupr"))
+    for row in imagenet_o.detection_table(run).itertuples():
+        value = _number(row.aupr)
+        table.add(str(row.model), column, Entry(None if value is None else 100 * value, str(row.status)))
+
+
+def _robust_c(table: Table, run: Run) -> None:
+    top1 = Column("imagenet-c top-1", True, _basis(run), _key(run, "none", "top1"))
+    mce = Column("imagenet-c mCE", False, _basis(run), _key(run, "none", "mce"))
+    for row in imagenet_c.released_means(run).itertuples():
+        error = _number(row.mean_error)
+        table.add(str(row.Index), top1, Entry(None if error is None else 100 - error, "not available"))
+        table.add(str(row.Index), mce, Entry(_number(row.mce), "not available"))
 
 
 def runtime(runs: Sequence[Run]) -> Table:
-    """Parameters, and wall milliseconds an image and budget, clean and under each attack, on the machine and batch size of the run."""
+    """Parameters, and wall milliseconds a sample and budget, clean and under each attack, on the machine and batch size of the
+    run."""
     table = Table("Runtime")
     for run in runs:
-        place = json.dumps(
-            {
-                "environment": run.manifest["environment"],
-                "batch": run.request["batch_size"],
-                "device": run.request["device"],
-            },
-            sort_keys=True,
-        )
-        for described in run.request["models"]:
-            model = described["label"]
-            if described.get("parameters"):
+        request, environment = run.request, run.manifest.environment
+        facts = {"environment": environment, "batch": request.batch_size, "device": request.device}
+        place = json.dumps(facts, sort_keys=True)
+        for model in request.models:
+            if model.parameters:
                 count = Column("parameters (million)", False, "", decimals=3)
-                if (model, count) not in table.entries:
-                    table.add(model, count, Entry(described["parameters"] / 1e6))
-            for attack in dict.fromkeys(cell.attack for cell in run.cells):
-                seconds, images = run.manifest.get("times", {}).get(f"{model}\t{attack}", (0.0, 0))
-                column = Column(f"{attack} ms/image", False, place)
-                table.add(model, column, Entry(1000 * seconds / images if images else None, "not measured"))
-        environment = run.manifest["environment"]
-        cuda = environment.get("cuda") if run.request["device"] == "cuda" else None
+                if (model.label, count) not in table.entries:
+                    table.add(model.label, count, Entry(model.parameters / 1e6))
+            for attack in dict.fromkeys(str(cell.attack) for cell in run.cells):
+                seconds, samples = run.summary.times.get((model.label, attack), (0.0, 0))
+                column = Column(f"{attack} ms/{run.task.sample_word}", False, place)
+                table.add(model.label, column, Entry(1000 * seconds / samples if samples else None, "not measured"))
+        cuda = environment.get("cuda") if request.device == "cuda" else None
         table.notes.append(
-            f"Wall time on {cuda or environment['platform']}, {environment['threads']} threads, batch size {run.request['batch_size']}; "
-            "a shared machine makes such times noisy."
+            f"Wall time on {cuda or environment['platform']}, {environment['threads']} threads, batch size "
+            f"{request.batch_size}; a shared machine makes such times noisy."
         )
     return _with_notes(table, runs)
-
-
-def _robust_c(table: Table, run: Run, model: str) -> None:
-    own = imagenet_c.corruption_table(run)
-    own = own[own["model"] == model].set_index("corruption")
-    means = {name: None if pd.isna(v) else float(v) for name, v in own["mean_error"].items()}
-    mce = imagenet_c.mean_corruption_error(means)
-    top1 = None if mce is None else 100 - float(np.mean([means[n] for n in imagenet_c.ALEXNET]))  # type: ignore[arg-type]
-    table.add(
-        model, Column("imagenet-c top-1", True, _basis(run), _key(run, "none", "top1")), Entry(top1, "not available")
-    )
-    table.add(
-        model, Column("imagenet-c mCE", False, _basis(run), _key(run, "none", "mce")), Entry(mce, "not available")
-    )
 
 
 def _with_notes(table: Table, runs: Sequence[Run]) -> Table:

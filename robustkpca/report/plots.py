@@ -13,28 +13,28 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from robustkpca.models.settings import ModelSettings
-from robustkpca.results.accuracy import WORST
-from robustkpca.results.trainings import groups, of_seeds
+from robustkpca.report.summary import headline
+from robustkpca.results.columns import WORST
+from robustkpca.results.trainings import groups, has_training_runs
 from robustkpca.runs.run import Run
-from robustkpca.suites.budget import parse_eps
-from robustkpca.suites.cell import CLEAN, Cell
+from robustkpca.suites.budget import Budget
+from robustkpca.suites.cell import CLEAN, AttackId, Cell
 from robustkpca.suites.suite import Suite
+from robustkpca.suites.threat import Ball
 
 SHOWN = 2  # samples of each model in the figure of examples
 ACROSS = 4  # panels side by side
 MOST = 10  # models in a figure of lines, and in the figure of examples
 
 
-def accuracy_curves(long: pd.DataFrame, suite: Suite) -> bytes | None:
-    """Accuracy over eps from the clean figure at 0, or over severity, with the bands of the table's intervals; None without two points, or
-    with more than MOST models, whose lines nobody could tell apart.
+def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
+    """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals; None without two
+    points, or with more than MOST models, whose lines nobody could tell apart.
 
-    `long` is an accuracy table, of checkpoints or over seeds (`seeds.shown_table`), here and below.
-
-    Of a suite of several attacks, the worst case; of corruptions, their mean, which has no band.
+    `long` is a table of checkpoints or over training runs (`trainings.shown_table`), here and below. Of a suite of several
+    attacks, the worst case; of corruptions, their mean, which has no band.
     """
-    models = long["model"].unique()
+    models, score = long["model"].unique(), run.task.score
     if len(models) > MOST:
         return None
     with _figure(6.4, 4.0) as figure:
@@ -42,90 +42,105 @@ def accuracy_curves(long: pd.DataFrame, suite: Suite) -> bytes | None:
         drawn = False
         for number, model in enumerate(models):
             own = long[(long["model"] == model) & (long["status"] == "complete")]
-            points = _corruption_points(own, suite) if suite.corruptions else _attack_points(own, suite)
+            points = _mean_points(own, suite) if suite.combination == "mean" else _attack_points(own, suite)
             if len(points) < 2:
                 continue
             drawn, colour = True, f"C{number}"
-            axes.plot(points["x"], 100 * points["accuracy"], marker="o", markersize=3.5, color=colour, label=model)
+            shown = points[["value", "low", "high"]] * score.scale
+            axes.plot(points["x"], shown["value"], marker="o", markersize=3.5, color=colour, label=model)
             if points["low"].notna().all():
-                axes.fill_between(
-                    points["x"], 100 * points["low"], 100 * points["high"], color=colour, alpha=0.15, lw=0
-                )
+                axes.fill_between(points["x"], shown["low"], shown["high"], color=colour, alpha=0.15, lw=0)
         if not drawn:
             return None
-        axes.set_ylim(0, 100)
-        axes.set_ylabel("accuracy (%)")
-        unit = "normalised units" if suite.threat and suite.threat.space == "normalized" else "pixel units"
-        left_out = "" if suite.corruptions else _far_out(suite)
-        beyond = f"; {left_out} not drawn" if left_out else ""
-        axes.set_xlabel("severity (0: clean)" if suite.corruptions else f"eps * 255 ({unit}; 0: clean{beyond})")
-        worst = "" if suite.corruptions or len(suite.attack) == 1 else f", {WORST}"
+        if np.isfinite(score.bounds).all():
+            axes.set_ylim(*(score.scale * bound for bound in score.bounds))
+        axes.set_ylabel(f"{score.title.lower()} ({score.unit})" if score.unit else score.title.lower())
+        axes.set_xlabel(_budget_axis(suite))
+        worst = f", {WORST}" if suite.combination == "worst" else ""
         axes.set_title(f"{suite.title}{worst}", wrap=True)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
         return _png(figure)
 
 
+def _budget_axis(suite: Suite) -> str:
+    """What the horizontal axis shows."""
+    if suite.combination == "mean":
+        return f"{suite.threat.budget_word} (0: clean)"
+    left_out = _far_out(suite)
+    beyond = f"; {left_out} not drawn" if left_out else ""
+    if not isinstance(suite.threat, Ball):
+        return f"{suite.threat.budget_word} (0: clean{beyond})"
+    unit = "normalised units" if suite.threat.space == "normalized" else "pixel units"
+    return f"eps * 255 ({unit}; 0: clean{beyond})"
+
+
 def _attack_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
-    label = next(iter(suite.attacks)) if len(suite.attack) == 1 else f"{suite.name}/{WORST}"
-    part = own[(own["attack"] == label) & (own["suite"] == suite.name)]
-    clean = own[own["attack"] == CLEAN].assign(x=0.0)
-    # The clean figure stands for a budget of 0, unless that was run itself.
-    part = part[part["budget"] != _far_out(suite)]
-    part = part.assign(x=[float(parse_eps(b) * 255) for b in part["budget"]])
+    attack = str(headline(suite).attack)
+    factor = 255 if isinstance(suite.threat, Ball) else 1
+    place = {str(b): float(b.value * factor) for b in suite.budgets}
+    part, clean = own[own["attack"] == attack], own[own["attack"] == CLEAN].assign(x=0.0)
+    # The clean result stands for a budget of 0, unless that was run itself.
+    part = part[part["budget"] != str(_far_out(suite) or "")]
+    part = part.assign(x=[place[b] for b in part["budget"]])
     points = part if (part["x"] == 0).any() else pd.concat([clean, part])
-    return points[["x", "accuracy", "low", "high"]].astype(float).sort_values("x")
+    return points[["x", "value", "low", "high"]].astype(float).sort_values("x")
 
 
-def _far_out(suite: Suite) -> str:
-    """A largest budget so much larger than the others that their points would fall together; else ""."""
-    ordered = sorted(suite.budgets, key=parse_eps)
-    return ordered[-1] if len(ordered) > 2 and parse_eps(ordered[-1]) > 8 * parse_eps(ordered[-2]) else ""
+def _far_out(suite: Suite) -> Budget | None:
+    """A largest budget so much larger than the others that their points would fall together; else None."""
+    ordered = sorted(suite.budgets)
+    return ordered[-1] if len(ordered) > 2 and ordered[-1].value > 8 * ordered[-2].value else None
 
 
-def _corruption_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+def _mean_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     clean = own[own["attack"] == CLEAN]
-    rows = [{"x": 0.0, "accuracy": float(a)} for a in clean["accuracy"]]
+    rows = [{"x": 0.0, "value": float(a)} for a in clean["value"]]
     part = own[own["suite"] == suite.name]
     for severity, group in part.groupby("budget"):
-        if len(group) == len(suite.corruptions):
-            rows.append({"x": float(str(severity)), "accuracy": float(group["accuracy"].mean())})
-    points = pd.DataFrame(rows, columns=["x", "accuracy"]).sort_values("x")
+        if len(group) == len(suite.specs):
+            rows.append({"x": float(str(severity)), "value": float(group["value"].mean())})
+    points = pd.DataFrame(rows, columns=["x", "value"]).sort_values("x")
     return points.assign(low=np.nan, high=np.nan)
 
 
-def corruption_map(long: pd.DataFrame, suite: Suite) -> bytes:
-    """Accuracy of every corruption and severity, a panel for each model; cells without a figure stay blank."""
-    models, names = list(long["model"].unique()), list(suite.corruptions)
+def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
+    """The score of every corruption and severity, a panel for each model; cells without a result stay blank."""
+    models, score = list(long["model"].unique()), run.task.score
+    names = [spec.name for spec in suite.specs]
     across = min(ACROSS, len(models))
     down = -(-len(models) // across)
+    budgets = [str(budget) for budget in suite.budgets]
     with _figure(1.8 + 2.4 * across, down * (0.8 + 0.27 * len(names))) as figure:
         panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         for axes in panels[len(models) :]:
             axes.set_axis_off()
         for axes, model in zip(panels, models, strict=False):
             own = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
-            shares = np.array([[own.loc[(suite.label(c), b), "accuracy"] for b in suite.budgets] for c in names])
-            values = pd.DataFrame(shares).astype("Float64").to_numpy(float, na_value=np.nan)
-            axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            values = np.array([[own.loc[(str(suite.attack_id(c)), b), "value"] for b in budgets] for c in names])
+            values = pd.DataFrame(values).astype("Float64").to_numpy(float, na_value=np.nan)
+            low, high = score.bounds if np.isfinite(score.bounds).all() else (np.nanmin(values), np.nanmax(values))
+            axes.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
             for (i, j), value in np.ndenumerate(values):
                 if np.isfinite(value):
-                    axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=7,
-                              color="black" if value > 0.6 else "white")  # fmt: skip
-            axes.set_xticks(range(len(suite.budgets)), suite.budgets)
+                    light = value > low + 0.6 * (high - low)
+                    axes.text(j, i, f"{score.scale * value:.0f}", ha="center", va="center", fontsize=7,
+                              color="black" if light else "white")  # fmt: skip
+            axes.set_xticks(range(len(budgets)), budgets)
             axes.set_yticks(range(len(names)), names, fontsize=8)
-            axes.set_xlabel("severity")
+            axes.set_xlabel(suite.threat.budget_word)
             axes.set_title(model, fontsize=8, wrap=True)
         return _png(figure)
 
 
 def example_images(run: Run, suite: Suite) -> bytes | None:
-    """A row for each model, of several trainings the first: clean image, what was added (grey: nothing), and the attacked image of a few samples; of MOST models at most. None where none were kept."""
+    """A row for each model, of several training runs the first: clean image, what was added (grey: nothing), and the attacked
+    image of a few samples; of MOST models at most. None where none were kept."""
     rows = []
-    for model in [own[0] for own in groups(run).values()] if of_seeds(run) else run.models:
-        label = _strongest(run, model, suite)
-        if label is not None and (kept := run.examples(model, label)) is not None:
-            rows.append((model, label, kept))
+    for model in [own[0] for own in groups(run).values()] if has_training_runs(run) else run.models:
+        attack = _strongest(run, model, suite)
+        if attack is not None and (kept := run.examples(model, attack)) is not None:
+            rows.append((model, str(attack), kept))
     rows = rows[:MOST]
     if not rows:
         return None
@@ -151,17 +166,18 @@ def example_images(run: Run, suite: Suite) -> bytes | None:
         return _png(figure)
 
 
-def _strongest(run: Run, model: str, suite: Suite) -> str | None:
+def _strongest(run: Run, model: str, suite: Suite) -> AttackId | None:
     """The attack that left the fewest samples right at the budget whose images are kept."""
-    cells = [Cell(x, suite.largest) for x in suite.attacks]
-    whole = [c for c in cells if run.status(model, c).text == "complete"]
-    return min(whole, key=lambda c: run.cell_rows(model, c)["correct"].mean()).attack if whole else None
+    cells = [Cell(attack, suite.threat.headline) for attack in suite.attacks]
+    whole = [cell for cell in cells if run.status(model, cell).complete]
+    if not whole:
+        return None
+    return min(whole, key=lambda cell: run.task.right(run.cell_rows(model, cell)).mean()).attack
 
 
 def _name(run: Run, model: str, number: NDArray[Any]) -> str:
-    settings = next(m["settings"] for m in run.request["models"] if m["label"] == model)
-    classes = ModelSettings.parse(settings, "model settings").classes
-    i = int(number)
+    settings, i = run.request.model(model).vision, int(number)
+    classes = settings.classes if settings else ()
     return classes[i] if not isinstance(classes, str) and 0 <= i < len(classes) else str(i)
 
 

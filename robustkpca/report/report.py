@@ -39,7 +39,7 @@ def _section(run: Run, number: int, of: int) -> list[Block]:
     blocks: list[Block] = []
     part, level = ("", 2) if of == 1 else (f" of run {number}", 3)
     if of > 1:
-        blocks.append(Heading(f"Run {number}: {run.request['data']['name']}, {run.n} samples", 2))
+        blocks.append(Heading(f"Run {number}: {run.request.data.name}, {run.n} samples", 2))
     blocks += [Heading(f"Summary{part}", level), Bullets([("", line) for line in summary(run, found)])]
     blocks.append(Heading(f"Tables{part}", level))
     for view in run_tables.views(run):
@@ -59,20 +59,17 @@ def _section(run: Run, number: int, of: int) -> list[Block]:
 
 def _figures(run: Run, number: int) -> list[Block]:
     long = trainings.shown_table(run)
+    title = run.task.score.title
     blocks: list[Block] = []
     for suite in run.suites:
-        what = "severity" if suite.corruptions else "eps"
-        images = {"": (f"Accuracy over {what}, {suite.name}", plots.accuracy_curves(long, suite))}
-        if suite.corruptions:
-            images["-map"] = (
-                f"Accuracy for each corruption and severity, {suite.name}",
-                plots.corruption_map(long, suite),
-            )
+        averaged, word = suite.combination == "mean", suite.threat.budget_word
+        images = {"": (f"{title} over {word}, {suite.name}", plots.accuracy_curves(run, long, suite))}
+        if averaged:
+            text = f"{title} for each corruption and severity, {suite.name}"
+            images["-map"] = (text, plots.corruption_map(run, long, suite))
         else:
-            images["-examples"] = (
-                f"Images, what {suite.name} added, and the answers",
-                plots.example_images(run, suite),
-            )
+            text = f"Images, what {suite.name} added, and the answers"
+            images["-examples"] = (text, plots.example_images(run, suite))
         for suffix, (text, png) in images.items():
             if png is not None:
                 blocks.append(Figure(f"{number}-{suite.name}{suffix}.png", png, text))

@@ -55,11 +55,11 @@ def detection_table(run: Run) -> pd.DataFrame:
     Columns: model, status, aupr, auroc, fpr95 (shares), n_in, n_out.
     """
     if OUT_OF_DISTRIBUTION not in run.conditions:
-        raise RunError(f"run {run.path}: its data are not ImageNet-O (imagenet-o:DIR)")
+        raise RunError(f"run {run.name}: its data are not ImageNet-O (imagenet-o:DIR)")
     records = []
     for model in run.models:
         statuses = [run.status(model, cell) for cell in (IN_DISTRIBUTION, OUT_OF_DISTRIBUTION)]
-        bad = [s.text for s in statuses if s.text != "complete"]
+        bad = [s.text for s in statuses if not s.complete]
         scores = [-run.cell_rows(model, s.cell)["confidence"].to_numpy(np.float64) for s in statuses]
         if not bad and not all(np.isfinite(s).all() for s in scores):
             bad = ["failed: some logits were not finite"]

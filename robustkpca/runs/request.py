@@ -1,19 +1,120 @@
-"""What a run was asked for: its fingerprint, and where two requests differ."""
+"""What a run was asked for, as typed data: everything that decides a number, and where two requests differ."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Any
 
+from pydantic import Field
 
-def fingerprint(request: dict[str, Any]) -> str:
-    """SHA-256 (16 hex digits) of everything that decides a number."""
-    return hashlib.sha256(json.dumps(request, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+from robustkpca.config import Frozen
+from robustkpca.models.settings import ModelSettings
+from robustkpca.suites.cell import AttackId, Cell
+from robustkpca.suites.suite import Suite
+
+FORMAT = 2
+
+
+class DataRecord(Frozen):
+    """The samples. `conditions`: perturbation, budget and number of samples of each cell that needs no perturbing."""
+
+    name: str
+    n: int = Field(ge=1)
+    ids: str
+    content: str
+    content_covers: str
+    conditions: tuple[tuple[str, str, int], ...]
+    resized: bool | None = None
+    argmax: str | None = None  # of classification: among which classes predictions are made
+
+
+class ModelRecord(Frozen):
+    """A model. One that could not be loaded has neither weights nor settings, and its notes say why."""
+
+    label: str
+    source: str
+    weights: str | None = None
+    parameters: int | None = None
+    settings: ModelSettings | dict[str, Any] | None = None  # a ModelSettings for classification
+    attention: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vision(self) -> ModelSettings | None:
+        """The settings of a classifier; None for a model that could not be loaded, or of another task."""
+        return self.settings if isinstance(self.settings, ModelSettings) else None
+
+    @property
+    def usable(self) -> bool:
+        return self.weights is not None
+
+
+class Request(Frozen):
+    """Everything that decides a number. The first model is the baseline of comparisons."""
+
+    task: str = "classification"
+    task_version: int = 1
+    models: tuple[ModelRecord, ...] = Field(min_length=1)
+    data: DataRecord
+    suites: tuple[Suite, ...]
+    seed: int
+    batch_size: int = Field(ge=1)
+    batch_decides: tuple[str, ...] = ()  # methods whose results depend on the batch size
+    dtype: str
+    device: str
+    software: dict[str, str]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (16 hex digits) of everything that decides a number."""
+        return fingerprint(self.plain)
+
+    @property
+    def labels(self) -> list[str]:
+        return [model.label for model in self.models]
+
+    def model(self, label: str) -> ModelRecord:
+        return next(model for model in self.models if model.label == label)
+
+    @cached_property
+    def conditions(self) -> dict[Cell, int]:
+        """The cells that need no perturbing (clean, or the conditions of a released set), and how many samples each has."""
+        return {Cell.parse(attack, budget): n for attack, budget, n in self.data.conditions}
+
+    @cached_property
+    def attacks(self) -> dict[AttackId, Suite]:
+        """Every attack with its suite, in the order asked for."""
+        return {attack: suite for suite in self.suites for attack in suite.attacks}
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every column asked for, unperturbed first."""
+        return [*self.conditions, *(cell for suite in self.suites for cell in suite.cells)]
+
+
+class Manifest(Frozen):
+    """What run.json holds. `fingerprint` is the request's, as it was when the run began."""
+
+    format: int = FORMAT
+    fingerprint: str
+    request: Request
+    environment: dict[str, Any]
+
+
+def fingerprint(plain: dict[str, Any]) -> str:
+    """SHA-256 (16 hex digits) of plain data."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """Where two requests differ, as `place: ours, theirs` lines."""
+    """Where two requests (plain data) differ, as `place: ours, theirs` lines."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = sorted(ours.keys() | theirs.keys())
         return [

@@ -16,9 +16,7 @@ Bounds = tuple[float, float]
 SHARES: Bounds = (0.0, 1.0)
 
 
-def over_seeds(
-    scores: ArrayLike, confidence: float = 0.95, bounds: Bounds = SHARES
-) -> tuple[float, float, float]:
+def over_seeds(scores: ArrayLike, confidence: float = 0.95, bounds: Bounds = SHARES) -> tuple[float, float, float]:
     """Mean of a score over independently trained models, with an interval in which training runs and samples count as drawn.
 
     `scores`: (training runs >= 2, samples) within `bounds`, samples in one order. The variance is that of the mean over

@@ -23,6 +23,7 @@ class Threat(Frozen, ABC):
     kind: str
     budget_word: ClassVar[str] = "budget"  # what one of its budgets is called
     combination: ClassVar[Literal["worst", "mean"]] = "worst"  # what several attacks of a suite make together
+    nested: ClassVar[bool] = False  # whether a larger budget allows all that a smaller one does
 
     @property
     @abstractmethod
@@ -32,6 +33,16 @@ class Threat(Frozen, ABC):
     @abstractmethod
     def describe(self) -> str:
         """One line that says what a number under this threat model means."""
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What must be the same for attacks to be compared at one budget."""
+        return (self.kind,)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether results must not get better with the budget."""
+        return self.nested
 
     @property
     def attacks(self) -> tuple[AttackSpec, ...]:
@@ -45,7 +56,9 @@ class Threat(Frozen, ABC):
 
     def with_budgets(self, budgets: list[str]) -> Threat:
         """The same with other budgets. Raises SpecError where that makes no sense."""
-        raise SpecError(f"--eps: expected a suite with eps, this one has {self.budget_word} {', '.join(map(str, self.budgets))}")
+        raise SpecError(
+            f"--eps: expected a suite with eps, this one has {self.budget_word} {', '.join(map(str, self.budgets))}"
+        )
 
 
 THREATS: Registry[type[Threat]] = Registry("threat model", "robustkpca.threats")
@@ -62,6 +75,7 @@ class Ball(Threat):
 
     kind: Literal["ball"] = "ball"
     budget_word: ClassVar[str] = "eps"
+    nested: ClassVar[bool] = True
     norm: Literal["linf", "l2", "l1", "none"]
     eps: tuple[str, ...] = Field(min_length=1)
     space: Literal["pixel", "normalized"]
@@ -96,6 +110,15 @@ class Ball(Threat):
         """The largest, but a huge one of a battery only where there is no other."""
         usual = [b for b in self.budgets if self.norm != "linf" or b.value < HUGE]
         return max(usual or self.budgets)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        return self.norm, self.space, self.clip, self.labels
+
+    @property
+    def ordered(self) -> bool:
+        # Without a bound, eps is another parameter of the attack, such as the confidence of CW.
+        return self.norm != "none"
 
     def with_budgets(self, budgets: list[str]) -> Ball:
         ball: Ball = Ball.parse({**self.model_dump(), "eps": budgets}, "--eps")

@@ -119,8 +119,8 @@ class Task(ABC):
     sample_word: ClassVar[str] = "sample"  # the word for one of them in texts
     columns: ClassVar[Sequence[tuple[str, pa.DataType]]]  # of rows, beside the core
     scores: ClassVar[Sequence[Score]]  # the first is the headline
-    rules: ClassVar[Sequence[str]] = ("rows",)  # names of the rules of `robustkpca.diagnosis` that apply
     flags: ClassVar[Mapping[str, str]] = {}  # flags of rows beside the core's, and what they mean
+    ground_truth: ClassVar[Sequence[str]] = ()  # columns that are the same in any two runs on the same samples
     health_samples: ClassVar[int] = 0  # samples that `health` looks at, the first of the set; 0: none
 
     @property
@@ -133,9 +133,7 @@ class Task(ABC):
     def perturbations(self) -> Mapping[str, Perturbation]:
         """By the kind of threat model (`robustkpca.suites.threat.THREATS`)."""
 
-    def adapt(
-        self, models: Sequence[Any], samples: SampleSet, suites: Sequence[Suite], options: Options
-    ) -> Adapted:
+    def adapt(self, models: Sequence[Any], samples: SampleSet, suites: Sequence[Suite], options: Options) -> Adapted:
         """Models and suites fitted to the samples and to each other. Raises for what cannot be run, before anything runs."""
         return Adapted(models, suites)
 
@@ -154,6 +152,10 @@ class Task(ABC):
     def health(self, chunk: Chunk) -> dict[str, Any]:
         """What a few passes say about whether numbers of a model can be believed; `robustkpca.diagnosis` reads them."""
         return {}
+
+    def right(self, rows: pd.DataFrame) -> pd.Series:
+        """Whether each sample is not (yet) lost, bool; of samples as they are, all that a perturbation could still break."""
+        return ~rows["broken"].astype("boolean").fillna(False).astype(bool)
 
     def sound(self, rows: pd.DataFrame, models: Mapping[str, Any]) -> list[str]:
         """Why rows must not be believed, in words; `models`: settings by label."""

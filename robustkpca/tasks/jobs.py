@@ -25,7 +25,9 @@ class Job:
         """How a task carries it out. Raises SpecError where it has no such threat model."""
         kind = self.suite.threat.kind
         if kind not in task.perturbations:
-            raise SpecError(f"suite {self.suite.name}: {unknown(f'threat model of {task.name}', kind, task.perturbations)}")
+            raise SpecError(
+                f"suite {self.suite.name}: {unknown(f'threat model of {task.name}', kind, task.perturbations)}"
+            )
         return task.perturbations[kind]
 
     def passes(self, task: Task) -> float:

@@ -51,6 +51,10 @@ class Score(ABC):
     higher_is_better: ClassVar[bool]
     columns: ClassVar[tuple[str, ...]]  # of the rows, which it reads
     bounds: ClassVar[tuple[float, float]] = (-np.inf, np.inf)  # of its values
+    trifle: ClassVar[float] = 0.0  # a difference too small to make a finding of, whatever its p value
+    count_columns: ClassVar[tuple[str, ...]] = ()  # whole numbers that tables show beside n
+    extra_columns: ClassVar[tuple[str, ...]] = ()  # further numbers of tables
+    pair_columns: ClassVar[tuple[str, ...]] = ()  # counts in the `details` of a Comparison
     interval_name: ClassVar[str]  # how the interval is worked out, e.g. "95 % Wilson interval"
     comparison_name: ClassVar[str]  # the test and the interval of a comparison, for notes under tables
     test_name: ClassVar[str]  # the test alone, e.g. "exact McNemar test"
@@ -75,8 +79,8 @@ class Score(ABC):
     def contributions(self, rows: pd.DataFrame) -> pd.Series:
         """What each sample (or cluster) adds: a series whose mean is the value and whose spread is its sampling error."""
 
-    def details(self, rows: pd.DataFrame) -> dict[str, Any]:
-        """Further columns of the table for one cell, such as counts."""
+    def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
+        """Values of `count_columns` and `extra_columns` for one cell; `clean`: the rows of the samples as they are."""
         return {}
 
     # -- several rows for each sample
@@ -88,7 +92,8 @@ class Score(ABC):
     def mean_contributions(self, parts: Sequence[pd.DataFrame]) -> NDArray[np.float64]:
         """What each sample adds to `mean`, samples in the order of their ids."""
         columns = [self.contributions(rows) for rows in parts]
-        return pd.concat(columns, axis=1).sort_index().mean(axis=1).to_numpy(float)
+        values: NDArray[np.float64] = pd.concat(columns, axis=1).sort_index().mean(axis=1).to_numpy(np.float64)
+        return values
 
     # -- several training runs of one model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 
 from robustkpca.statistics import proportions
@@ -23,6 +22,10 @@ class Accuracy(Score):
     higher_is_better: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("correct",)
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    trifle: ClassVar[float] = 0.01
+    count_columns: ClassVar[tuple[str, ...]] = ("correct",)
+    extra_columns: ClassVar[tuple[str, ...]] = ("top5", "success_rate")
+    pair_columns: ClassVar[tuple[str, ...]] = ("gained", "lost")
     interval_name: ClassVar[str] = "95 % Wilson interval"
     comparison_name: ClassVar[str] = "95 % interval (Bonett and Price, paired); p: exact McNemar test"
     test_name: ClassVar[str] = "exact McNemar test"
@@ -51,20 +54,16 @@ class Accuracy(Score):
     def contributions(self, rows: pd.DataFrame) -> pd.Series:
         return rows["correct"].astype(float)
 
-    def details(self, rows: pd.DataFrame) -> dict[str, Any]:
-        found: dict[str, Any] = {"correct": int(rows["correct"].sum())}
+    def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
+        """`correct`; `top5`, where it was recorded; `success_rate`: of the samples right when clean, the share wrong now."""
+        details: dict[str, Any] = {"correct": int(rows["correct"].sum())}
         if "correct_top5" in rows and rows["correct_top5"].notna().all():
-            found["top5"] = float(rows["correct_top5"].astype(bool).mean())
-        return found
+            details["top5"] = float(rows["correct_top5"].astype(bool).mean())
+        if clean is not None:
+            before = clean["correct"].reindex(rows.index)
+            if before.notna().all() and bool(before.any()):
+                details["success_rate"] = float((~rows["correct"][before.astype(bool)]).mean())
+        return details
 
 
 ACCURACY = Accuracy()
-TOP5_COLUMN = "correct_top5"
-
-
-def success_rate(clean: pd.Series, correct: pd.Series) -> float | None:
-    """The share of samples that were right when clean and are wrong now; None where no clean row says so."""
-    before = clean.reindex(correct.index)
-    if before.isna().any() or not before.astype(bool).any():
-        return None
-    return float(np.mean(~correct[before.astype(bool)]))

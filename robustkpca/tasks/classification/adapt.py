@@ -45,7 +45,9 @@ def _refuse(classifier: Classifier, suites: Sequence[Suite], options: Options) -
         )
     side = classifier.settings.preprocessing.img_size
     if side < corruptions.SMALLEST and any(isinstance(suite.threat, Corruptions) for suite in suites):
-        raise SpecError(f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}")
+        raise SpecError(
+            f"corruptions need images of at least {corruptions.SMALLEST} px, {classifier.title} takes {side}"
+        )
 
 
 def misled_attack(classifier: Classifier, suites: Sequence[Suite]) -> str | None:

@@ -59,7 +59,8 @@ class ImageBatch(Batch):
         return own, {"non_finite": ~finite}
 
     def in_play(self, rows: pd.DataFrame) -> np.ndarray[Any, Any]:
-        return rows["correct"].to_numpy(bool)
+        alive: np.ndarray[Any, Any] = rows["correct"].to_numpy(bool)
+        return alive
 
     def broken(self, own: dict[str, Any]) -> Any:
         """Right when clean and wrong now."""

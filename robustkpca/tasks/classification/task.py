@@ -40,12 +40,8 @@ class Classification(Task):
         ("confidence", pa.float32()),  # softmax probability of the prediction
     )
     scores: ClassVar[Sequence[Score]] = (ACCURACY,)
-    rules: ClassVar[Sequence[str]] = (
-        "rows", "chance", "settings", "logits", "randomness", "batch", "gradients", "gradient-precision",
-        "normalisation", "eps-zero", "eps-order", "huge-budget", "more-effort", "one-step", "masked-gradient",
-        "autoattack-square", "autoattack-standard", "attacked-labels",
-    )  # fmt: skip
     flags: ClassVar[Mapping[str, str]] = {"non_finite": "the model's logits were not finite"}
+    ground_truth: ClassVar[Sequence[str]] = ("label",)
     health_samples: ClassVar[int] = HEALTH_SAMPLES
 
     @cached_property
@@ -71,7 +67,7 @@ class Classification(Task):
 
         preprocessing = model.settings.preprocessing
         if cache is not None:
-            return cache.reader(samples, preprocessing)
+            return cache.reader(samples, preprocessing)  # type: ignore[arg-type]
         return partial(samples.image, preprocessing=preprocessing)  # type: ignore[attr-defined]
 
     def batch(self, chunk: Chunk) -> Batch:
@@ -84,9 +80,10 @@ class Classification(Task):
         from robustkpca.tasks.classification.health import health
 
         batch = ImageBatch(chunk)
-        return chunk.portions.whole(
-            len(batch.ids), lambda size: health(batch.model, batch.inputs, batch.labels, size)
-        )
+        return chunk.portions.whole(len(batch.ids), lambda size: health(batch.model, batch.inputs, batch.labels, size))
+
+    def right(self, rows: pd.DataFrame) -> pd.Series:
+        return rows["correct"].astype(bool)
 
     def sound(self, rows: pd.DataFrame, models: Mapping[str, Any]) -> list[str]:
         if rows.empty:

@@ -1,0 +1,145 @@
+"""Writing a run: chunks of rows and small records, each whole or not there, by any number of processes at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from robustkpca.errors import RobustKPCAError, RunError
+from robustkpca.runs.files import read_table, save_arrays, whole_json, write_whole
+from robustkpca.runs.folder import OURS, RunFolder
+from robustkpca.runs.records import Record
+from robustkpca.runs.request import FORMAT, Manifest, Request, differences
+from robustkpca.runs.run import Run
+from robustkpca.runs.schema import schema_of
+from robustkpca.suites.cell import AttackId
+from robustkpca.tasks.base import Task
+from robustkpca.tasks.registry import task_named
+
+_MARK = b"robustkpca.run"  # the fingerprint of the request, in each chunk's metadata
+
+
+class RunStore:
+    """The folder of a run, open for writing. A chunk of rows is written once; one that is torn counts as not there.
+
+    What several processes write is the same, so the last to rename a file into place changes nothing.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = RunFolder(path, manifest.request), manifest
+        self._whole: set[Path] = set()  # chunks this process has read or written
+
+    @classmethod
+    def start(cls, path: Path, request: Request, environment: dict[str, Any]) -> RunStore:
+        """Open a folder for this request: a new one, or one that an earlier call with the same request began.
+
+        Raises RunError for a folder that holds anything else, or another request.
+        """
+        file = path / "run.json"
+        if whole_json(file):
+            run = Run.open(path)
+            if run.manifest.format != FORMAT:
+                raise RunError(
+                    f"run {path} was made in format {run.manifest.format}: it can be read, compared and reported, "
+                    "not continued; choose another --out"
+                )
+            if run.manifest.fingerprint != request.fingerprint:
+                lines = differences(request.plain, run.request.plain)
+                more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+                raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
+            return cls(path, run.manifest)
+        # Where run.json is lost or torn the chunks still say which request they are of.
+        if path.exists() and (not path.is_dir() or _strange(path)):
+            raise RunError(
+                f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
+            )
+        manifest = Manifest(fingerprint=request.fingerprint, request=request, environment=environment)
+        store = cls(path, manifest)
+        text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True, allow_nan=False)
+        write_whole(file, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+        return store
+
+    @cached_property
+    def task(self) -> Task:
+        return task_named(self.manifest.request.task)
+
+    @property
+    def request(self) -> Request:
+        return self.manifest.request
+
+    # -- rows
+
+    def has_rows(self, model: str, attack: AttackId, first: int, ids: Sequence[str]) -> bool:
+        """Whether a chunk is there and whole. Its file is read once."""
+        return (
+            self.folder.rows(model, attack, first) in self._whole
+            or self.read_rows(model, attack, first, ids) is not None
+        )
+
+    def read_rows(self, model: str, attack: AttackId, first: int, ids: Sequence[str]) -> pd.DataFrame | None:
+        """The rows of the chunk that begins at sample number `first`, if it is there and whole: each of its samples `ids`
+        once in each of the attack's cells, as this request asks for. None for a file that is torn or holds anything else,
+        and has to be made again."""
+        file = self.folder.rows(model, attack, first)
+        try:
+            table = read_table(file)
+        except RunError:
+            return None
+        made_by = (table.schema.metadata or {}).get(_MARK, b"").decode()
+        if table.column_names != schema_of(self.task).names or made_by not in ("", self.manifest.fingerprint):
+            return None
+        rows = table.to_pandas()
+        suite = self.request.attacks.get(attack)
+        cells = list(zip(rows["perturbation"], rows["budget"], strict=True))
+        if suite is None:  # unperturbed: each sample in a condition of the set's own
+            known = {cell.texts for cell in self.request.conditions}
+            whole = list(rows["sample"]) == list(ids) and set(cells) <= known
+        else:
+            expected = [(str(attack), str(budget), sample) for budget in suite.budgets for sample in ids]
+            whole = [(*cell, sample) for cell, sample in zip(cells, rows["sample"], strict=True)] == expected
+        settings = {model: self.request.model(model).vision}
+        if not whole or not (rows["model"] == model).all() or self.task.sound(rows, settings):
+            return None
+        self._whole.add(file)
+        return rows
+
+    def write_rows(self, model: str, attack: AttackId, first: int, rows: pd.DataFrame) -> None:
+        schema = schema_of(self.task)
+        table = pa.Table.from_pandas(rows, schema, preserve_index=False)
+        table = table.replace_schema_metadata({_MARK: self.manifest.fingerprint})
+        file = self.folder.rows(model, attack, first)
+        write_whole(file, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
+        self._whole.add(file)
+
+    def write_examples(self, model: str, attack: AttackId, examples: dict[str, Any]) -> None:
+        """A few perturbed samples, see `robustkpca.runs.run.Examples`."""
+        write_whole(self.folder.examples(model, attack), lambda part: save_arrays(part, examples))
+
+    # -- records
+
+    def record(self, model: str, first: int | None) -> Record:
+        """What is kept beside the rows of a chunk; an empty record where nothing is, or it is torn."""
+        with contextlib.suppress(OSError, ValueError, RobustKPCAError):
+            text = self.folder.record(model, first).read_text(encoding="utf-8")
+            record: Record = Record.parse(json.loads(text), "record")
+            return record
+        return Record(model=model, first=first)
+
+    def write_record(self, record: Record) -> None:
+        text = record.model_dump_json(exclude_none=True)
+        file = self.folder.record(record.model, record.first)
+        write_whole(file, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+
+
+def _strange(path: Path) -> set[str]:
+    """What lies in a folder and is not of a run."""
+    names = {file.name for file in path.iterdir()}
+    return {name for name in names if name not in OURS and not name.endswith(".part")}
