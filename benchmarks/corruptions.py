@@ -21,7 +21,8 @@ import skimage
 import torch
 from sklearn.datasets import load_sample_images
 
-from robustkpca.corruptions import CORRUPTIONS, corrupt
+from robustkpca.corruptions.apply import corrupt
+from robustkpca.corruptions.registry import CORRUPTIONS
 
 SIZE, BATCH = 224, 16
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robustkpca import corruptions
+from robustkpca.corruptions.registry import CORRUPTIONS, EXTRA_CORRUPTIONS
 from robustkpca.datasets import files
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import ArraySamples
@@ -46,7 +46,7 @@ def _subset(name: str, path: Path, split: str) -> Samples:
 
 
 def _released(path: Path, split: str) -> Samples:
-    return files.imagenet_c(path, (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS))
+    return files.imagenet_c(path, CORRUPTIONS + EXTRA_CORRUPTIONS)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 from scipy import fft, ndimage, stats
 
-from robustkpca import corruptions
-from robustkpca.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
+from robustkpca.corruptions import apply
+from robustkpca.corruptions.apply import corrupt
 from robustkpca.corruptions.blur import step_chances, swap_pixels
-from robustkpca.corruptions.fields import gaussian_kernel, smooth_field
+from robustkpca.corruptions.fields import Generators, gaussian_kernel, normal, smooth_field
+from robustkpca.corruptions.registry import CORRUPTIONS, EXTRA_CORRUPTIONS, METHODS
 from robustkpca.corruptions.weather import frost_texture, plasma
 from robustkpca.errors import SpecError
 from robustkpca.runtime import keyed_random
@@ -99,8 +100,7 @@ def test_names_are_the_published_ones() -> None:
     assert len(CORRUPTIONS) == 15 and CORRUPTIONS[0] == "gaussian_noise" and CORRUPTIONS[-1] == "jpeg_compression"
     assert set(EXTRA_CORRUPTIONS) == {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
     assert not set(CORRUPTIONS) & set(EXTRA_CORRUPTIONS)
-    assert tuple(corruptions._FUNCTIONS) == ALL
-    assert set(corruptions.__all__) == {"CORRUPTIONS", "EXTRA_CORRUPTIONS", "SMALLEST", "corrupt"}
+    assert tuple(METHODS) == ALL
 
 
 # --- what holds for all of them
@@ -140,7 +140,7 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, channels: int) -> None
 def test_large_images_do_not_depend_on_their_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images, ids = scenes(3, 3, 70, 101), names(3)
     alone = torch.cat([corrupt(images[k : k + 1], name, 2, ids[k : k + 1]) for k in range(3)])
-    monkeypatch.setitem(corruptions._PART, "cpu", 2**26)  # all three at once
+    monkeypatch.setitem(apply._PART, "cpu", 2**26)  # all three at once
     assert torch.equal(alone, corrupt(images, name, 2, ids))
 
 
@@ -661,6 +661,23 @@ def test_severity_out_of_range(severity: object) -> None:
     with pytest.raises(SpecError, match="severity") as error:
         corrupt(torch.zeros(1, 3, 32, 32), "fog", severity, ["a"])  # type: ignore[arg-type]
     assert repr(severity) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_corruption_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "_registered", {})
+
+    @METHODS.register("dimmed")
+    def dimmed(images: torch.Tensor, severity: int, gens: Generators) -> torch.Tensor:
+        return images * 2 if severity == 5 else images[:, :, ::severity] - normal(gens, (1, 1, 1), images.device)
+
+    images = torch.full((2, 3, 32, 32), 0.4)
+    assert corrupt(images, "dimmed", 5, ["a", "b"]).unique().tolist() == pytest.approx([204 / 255])
+    first = corrupt(images, "dimmed", 1, ["a", "b"])
+    assert not torch.equal(first[0], first[1])  # draws of its own for each sample
+    assert torch.equal(corrupt(images[1:], "dimmed", 1, ["b"]), first[1:])
+    with pytest.raises(SpecError, match=r"dimmed: expected images of shape \(2, 3, 32, 32\), got \(2, 3, 16, 32\)"):
+        corrupt(images, "dimmed", 2, ["a", "b"])
+    assert "dimmed" not in CORRUPTIONS + EXTRA_CORRUPTIONS  # mCE is a mean over the published ones
 
 
 def test_unknown_name() -> None:

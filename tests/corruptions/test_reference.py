@@ -15,8 +15,9 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
-from robustkpca.corruptions import CORRUPTIONS, corrupt
+from robustkpca.corruptions.apply import corrupt
 from robustkpca.corruptions.fields import draw_angle
+from robustkpca.corruptions.registry import CORRUPTIONS
 from robustkpca.runtime import keyed_random
 
 pytest.importorskip("cv2")

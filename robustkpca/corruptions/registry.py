@@ -1,0 +1,66 @@
+"""Corruptions by name. No torch here: what makes a corruption is imported when it is asked for.
+
+One corruption more is one function with a decorator, in a module that is imported anyway,
+
+    @METHODS.register("vignette")
+    def vignette(images, severity, generators): ...
+
+or an entry point of a package in the group `robustkpca.corruptions`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from robustkpca.extensions import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robustkpca.corruptions.fields import Generators
+
+
+class Corruption(Protocol):
+    """A function of images float32 (b, C, H, W) in [0, 1], a severity from 1 to 5 and a generator (CPU) for each sample.
+
+    It returns images of that shape on the same device, not yet clipped to [0, 1]. Every random number comes from a
+    sample's own generator, so that the result depends on no other sample.
+    """
+
+    def __call__(self, images: Tensor, severity: int, gens: Generators, /) -> Tensor: ...
+
+
+# The benchmark's 15, in its order: mCE is a mean over exactly these (arXiv 1903.12261). The others count nowhere.
+CORRUPTIONS: tuple[str, ...] = (
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+)
+EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SMALLEST = 28  # pixels; below, a blur of a few pixels at 224 is nothing
+
+_MODULES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
+    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+METHODS: Registry[Corruption] = Registry(
+    "corruption",
+    "robustkpca.corruptions",
+    {name: f"robustkpca.corruptions.{_HOMES[name]}:{name}" for name in CORRUPTIONS + EXTRA_CORRUPTIONS},
+)
