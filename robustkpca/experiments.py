@@ -10,14 +10,15 @@ from pydantic import Field
 from robustkpca.config import Frozen, data_folder, read_toml
 from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
-from robustkpca.evaluation.loop import Progress, carry_out
+from robustkpca.evaluation.loop import Progress, Resources, carry_out
 from robustkpca.evaluation.plan import Plan
 from robustkpca.models.checkpoints import load_classifier
-from robustkpca.models.classifier import Classifier, Unusable
+from robustkpca.models.classifier import Classifier
 from robustkpca.report import paper_tables
 from robustkpca.runs.run import Run
 from robustkpca.runtime.sharing import ALONE, Place
 from robustkpca.suites.suite import load_suite
+from robustkpca.tasks.base import Options, Unusable
 
 
 class Part(Frozen):
@@ -119,7 +120,6 @@ def run(
         inside = in_distribution or given.get("imagenet") if part.data == "imagenet-o" else None
         samples = load_samples(spec, limit=limit, seed=seed, in_distribution=inside)
         suites = [load_suite(name) for name in part.attacks]
-        plans.append(
-            (samples.name.replace(":", "-"), Plan(classifiers, samples, suites, seed=seed, batch_size=batch_size))
-        )
-    return [carry_out(plan, out / name, workers=workers, here=here, on_progress=on_progress) for name, plan in plans]
+        plans.append((samples.name.replace(":", "-"), Plan(classifiers, samples, suites, Options(seed, batch_size))))
+    resources = Resources(workers, here=here, on_progress=on_progress)
+    return [carry_out(plan, out / name, resources) for name, plan in plans]

@@ -177,7 +177,7 @@ def _styled(line: str) -> Text:
 
 def show_run(run: Run, *, verdicts: bool = False) -> bool:
     """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters, not which model is better."""
-    from robustkpca.diagnosis.findings import RULES, findings
+    from robustkpca.diagnosis.findings import findings, rules_of
     from robustkpca.report import run_tables
     from robustkpca.report.provenance import receipt_lines
 
@@ -192,17 +192,18 @@ def show_run(run: Run, *, verdicts: bool = False) -> bool:
         out.print(f.level, style=_COLOURS[f.level], end=" ")
         out.print(f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip(), markup=False, highlight=False)
     for model in run.models if verdicts else ():
-        missing = [rule for rule in RULES if not any(f.rule == rule and f.model == model for f in found)]
+        missing = [rule for rule in rules_of(run) if not any(f.rule == rule and f.model == model for f in found)]
         if missing:
             out.print(f"not judged, {model}: {', '.join(missing)}", style="dim", markup=False, highlight=False)
     counts = {level: sum(f.level == level for f in found) for level in _COLOURS}
     out.print(f"findings: {', '.join(f'{n} {level}' for level, n in counts.items())}", highlight=False)
     healthy = True
     for status in run.statuses:
-        if status.text != "complete":
+        if not status.complete:
             healthy = False
-            cell = f"{status.cell.attack} {status.cell.budget}".strip()
-            err.print(f"no figure: {status.model}, {cell}: {status.text}", style="red", markup=False, highlight=False)
+            err.print(
+                f"no figure: {status.model}, {status.cell}: {status.text}", style="red", markup=False, highlight=False
+            )
     return healthy
 
 

@@ -74,7 +74,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where to look, at any dept
         except RunError as error:
             _line(str(file.parent), str(error))
             continue
-        failed = len(run.manifest["failures"])
+        failed = len(run.summary.failures)
         state = "complete" if done == total else f"{failed} failed" if failed else "to be continued"
         what = ", ".join(s.name for s in run.suites) or "clean"
         _line(str(file.parent), f"{what}; {', '.join(run.models)}; n = {run.n}; {done} of {total} chunks, {state}")

@@ -15,8 +15,9 @@ from robustkpca.errors import CheckpointError, SpecError
 if TYPE_CHECKING:
     from robustkpca.evaluation.loop import Progress
     from robustkpca.evaluation.plan import Plan
-    from robustkpca.models.classifier import Classifier, Unusable
+    from robustkpca.models.classifier import Classifier
     from robustkpca.runs.run import Run
+    from robustkpca.tasks.base import Unusable
 
 Model = Annotated[
     list[str] | None,
@@ -70,13 +71,12 @@ def start(
 ) -> Run:
     """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back from here."""
     from robustkpca.datasets.cache import PixelCache
-    from robustkpca.evaluation.loop import carry_out
-    from robustkpca.runs.request import fingerprint
+    from robustkpca.evaluation.loop import Resources, carry_out
     from robustkpca.runtime.sharing import place
 
     if out_dir is None:
         parts = [s.name for s in plan.suites] or [plan.samples.name.partition(":")[0]]
-        out_dir = Path("runs") / f"{'-'.join(parts)}-{fingerprint(plan.request)[:8]}"
+        out_dir = Path("runs") / f"{'-'.join(parts)}-{plan.request.fingerprint[:8]}"
     here = place()
     if here.rank == 0:
         for line in announcement(plan, device):
@@ -85,7 +85,7 @@ def start(
             say(f"shared   among {here.world} processes")
     kept = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)
     with watched("starting", out_dir) as show:
-        run = carry_out(plan, out_dir, workers=workers, cache=kept, here=here, on_progress=show, on_notice=say)
+        run = carry_out(plan, out_dir, Resources(workers, kept, here, show, say))
     if here.rank > 0:
         raise typer.Exit
     return run
@@ -138,13 +138,16 @@ def announcement(plan: Plan, device: str) -> list[str]:
             lines.append(f"model    {label}: {size}, weights {model.weights}{notes}")
         else:
             lines.append(f"model    {label}: failed: {model.reason}")
-    argmax = f", answers {plan.request['data']['argmax']}" if samples.among else ""
+    argmax = f", answers {plan.request.data.argmax}" if getattr(samples, "among", ()) else ""
     lines.append(f"data     {samples.name}, n = {len(samples)}{argmax}")
     if samples.ignored:
         shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
         lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
     lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
-    return [*lines, f"device   {device}, {plan.request['dtype']}, seed {plan.seed}, batch size {plan.batch_size}"]
+    return [
+        *lines,
+        f"device   {device}, {plan.request.dtype}, seed {plan.request.seed}, batch size {plan.request.batch_size}",
+    ]
 
 
 def classifiers(
@@ -162,8 +165,9 @@ def classifiers(
 ) -> list[Classifier | Unusable]:
     """A classifier for each model and number of iterations. Of several, one whose weights do not load is Unusable."""
     from robustkpca.models.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.models.classifier import DTYPES, Unusable
+    from robustkpca.models.classifier import DTYPES
     from robustkpca.models.settings import parse_iterations, parse_layers
+    from robustkpca.tasks.base import Unusable
 
     if not models and not files:
         known = ", ".join(EMBEDDED)

@@ -40,7 +40,8 @@ def profile(
     import torch
 
     from robustkpca import profile
-    from robustkpca.models.classifier import DTYPES, Classifier, Unusable
+    from robustkpca.models.classifier import DTYPES, Classifier
+    from robustkpca.tasks.base import Unusable
 
     if out_file is not None and out_file.suffix not in (".csv", ".md"):
         raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")

@@ -103,6 +103,7 @@ def evaluate(
 
     from robustkpca.datasets.sources import load_samples
     from robustkpca.evaluation.plan import Plan
+    from robustkpca.tasks.base import Options
 
     started = time.monotonic()
     where = pick_device(device)
@@ -123,7 +124,7 @@ def evaluate(
         compiled=compiled,
         checkpointed=checkpointed,
     )
-    plan = Plan(models_, samples, suites, seed=seed, batch_size=batch_size, full_argmax=full_argmax, force=force)
+    plan = Plan(models_, samples, suites, Options(seed, batch_size, full_argmax, force))
     with repeatable(deterministic):
         run = start(plan, where, out_dir, workers, cache, cache_limit)
     healthy = show_run(run)
@@ -165,6 +166,7 @@ def diagnose(
     from robustkpca.diagnosis.findings import findings
     from robustkpca.evaluation.plan import Plan
     from robustkpca.suites.suite import load_suite
+    from robustkpca.tasks.base import Options
 
     where = pick_device(device)
     samples = load_samples(data, limit=limit, seed=seed)
@@ -185,7 +187,7 @@ def diagnose(
         img_size=img_size,
         device=where,
     )
-    plan = Plan(models_, samples, [battery, predicted], seed=seed, batch_size=batch_size)
+    plan = Plan(models_, samples, [battery, predicted], Options(seed, batch_size))
     run = start(plan, where, out_dir, workers)
     healthy = show_run(run, verdicts=True)
     out.print(f"rows and receipt: {run.path}", markup=False, highlight=False, soft_wrap=True)
@@ -208,10 +210,10 @@ def _suites(
     suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]  # type: ignore[arg-type]
     # Each option changes the suites that have it; one that no suite has is an error.
     if eps:
-        have = [suite.threat is not None for suite in suites]
+        have = [suite.threat.budget_word == "eps" for suite in suites]
         suites = [s.with_eps(eps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
     if steps is not None:
-        have = [any("steps" in a.parameters for a in suite.attack) for suite in suites]
+        have = [suite.has_steps for suite in suites]
         suites = [s.with_steps(steps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
     return suites
 
@@ -269,5 +271,5 @@ def bench(
         file = out_dir / f"{plan.name}.{suffix}"
         file.write_text(render(found, form, reference=reference), encoding="utf-8")
         out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
-    if any(status.text != "complete" for run in runs for status in run.statuses):
+    if any(not status.complete for run in runs for status in run.statuses):
         raise typer.Exit(1)

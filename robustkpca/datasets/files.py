@@ -128,7 +128,7 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
     expected: dict[Cell, int] = {}
     for corruption in found:
         for severity in range(1, 6):
-            cell = Cell(f"{RELEASED}/{corruption}", str(severity))
+            cell = Cell.parse(f"{RELEASED}/{corruption}", str(severity))
             folder = path / corruption / str(severity)
             pairs, strays = _scan(folder) if folder.is_dir() else ([], [])
             expected[cell] = len(pairs)

@@ -19,6 +19,7 @@ from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import holm
 from robustkpca.suites.budget import eps_text, parse_eps
 from robustkpca.suites.cell import OUT_OF_DISTRIBUTION, Cell
+from robustkpca.tasks.score import Comparison, Score
 
 HOLDS, REGRESSED, INVALID = 0, 1, 2  # exit codes
 COLUMNS = ["model", "attack", "budget", "n", "baseline", "now", "change", "low", "high", "p", "tolerance", "verdict"]
@@ -49,7 +50,8 @@ class CellTolerance(Frozen):
             return budget
 
     def matches(self, model: str, cell: Cell) -> bool:
-        pairs = ((model, self.model), (cell.attack, self.attack), (cell.budget, self.budget))
+        attack, budget = cell.texts
+        pairs = ((model, self.model), (attack, self.attack), (budget, self.budget))
         return all(fnmatchcase(value, pattern) for value, pattern in pairs)
 
     def describe(self) -> str:

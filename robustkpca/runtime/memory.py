@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-
 T = TypeVar("T")
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 
 from robustkpca.statistics.proportions import Paired, wilson
 
-
 Bounds = tuple[float, float]
 SHARES: Bounds = (0.0, 1.0)
 

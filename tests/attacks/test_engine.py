@@ -9,10 +9,10 @@ from robustkpca.errors import SpecError
 from robustkpca.runtime.keyed_random import KeyedDraws
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.suite import Suite, load_suite
-from robustkpca.suites.threat import ThreatModel
+from robustkpca.suites.threat import Ball
 from tests.helpers.oracles import OFFICIAL, classifier_of, linear_accuracy, tiny
 
-PIXEL = ThreatModel(norm="linf", eps=("8/255",), space="pixel", clip=True, labels="true")
+PIXEL = Ball(norm="linf", eps=("8/255",), space="pixel", clip=True, labels="true")
 
 
 def run(classifier, images, labels, suite: Suite, eps: str, **changes) -> Tensor:

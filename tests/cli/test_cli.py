@@ -355,7 +355,7 @@ def test_deterministic_mode_works_with_resampled_position_embeddings(place):
     done = call("eval", "--checkpoint", "sym.safetensors", "--img-size", "42", "--data", "folder:pictures", "--attack", "fgsm",
                 "--deterministic", "--out", "same", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert Run.open(place / "same").manifest["environment"]["deterministic"] is True
+    assert Run.open(place / "same").manifest.environment["deterministic"] is True
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -398,7 +398,7 @@ def test_one_checkpoint_under_several_iterations(place):
     assert done.returncode == 0, done.stderr
     found = Run.open(place / "transfer")
     assert found.models == [f"RPC-SymViT-w16d2h2 ({n}iter/all)" for n in (1, 2, 4)]
-    assert len({m["weights"] for m in found.request["models"]}) == 1
+    assert len({m["weights"] for m in found.request.models}) == 1
 
 
 def test_of_several_models_the_loadable_are_evaluated(place):

@@ -343,7 +343,7 @@ def test_each_model_gets_its_own_preprocessing(tmp_path):
     assert (seen["one"].shape[-1], seen["two"].shape[-1]) == (32, 48)
     torch.testing.assert_close(seen["one"], torch.full_like(seen["one"], (level - 0.5) / 0.5))
     torch.testing.assert_close(seen["two"], torch.full_like(seen["two"], (level - 0.1) / 0.2))
-    kept = [m["settings"]["preprocessing"]["crop_pct"] for m in run.request["models"]]
+    kept = [m["settings"]["preprocessing"]["crop_pct"] for m in run.request.models]
     assert kept == [1.0, 0.5]
 
 
@@ -391,7 +391,7 @@ def test_released_corruptions_give_exact_figures(tmp_path):
         assert table.loc[name, "ce"] == pytest.approx(100 * np.mean(errors) / ALEXNET[name])
     cells = run_tables.views(run)[0].cells["oracle"]
     assert cells["mCE"] == "not available"  # 2 of 15
-    assert run.request["data"]["resized"] is False
+    assert run.request.data.resized is False
 
 
 def test_all_fifteen_give_an_mce_and_one_missing_severity_takes_it_away(tmp_path):
@@ -465,7 +465,7 @@ def test_a_and_r_answer_among_their_200_classes(tmp_path):
     assert score(model, samples, tmp_path / "r2", full_argmax=True) == (3, 0.0)
     run = evaluate([model], samples, [load_suite("fgsm").with_eps(["0"])], tmp_path / "r3")
     assert accuracy.accuracy_table(run)["accuracy"].tolist() == [1.0, 1.0]
-    assert run.request["data"]["argmax"] == "among 200 classes"
+    assert run.request.data.argmax == "among 200 classes"
     draw(tmp_path / "a" / names[outside] / "0.png", 0)
     with pytest.raises(DataError, match="1 folders are not of its 200 classes"):
         load_samples(f"imagenet-a:{tmp_path / 'a'}")
@@ -500,7 +500,7 @@ def test_o_tells_two_sets_apart(tmp_path):
     assert (row["aupr"], row["auroc"], row["fpr95"]) == pytest.approx((expected.aupr, expected.auroc, expected.fpr95))
     assert (row["n_in"], row["n_out"]) == (12, 12)
     assert accuracy.accuracy_table(run).empty
-    assert run.request["data"]["argmax"] == "among 3 classes"
+    assert run.request.data.argmax == "among 3 classes"
     shutil.rmtree(tmp_path / "val" / WNIDS[1])
     with pytest.raises(DataError, match="1 of the 3 classes of ImageNet-O have no images there"):
         load_samples(f"imagenet-o:{tmp_path / 'o'}", in_distribution=f"imagenet:{tmp_path / 'val'}")

@@ -86,7 +86,7 @@ def test_c_a_soft_threshold_that_masks_its_gradient(tmp_path):
     run, levels = diagnosed(DeadZone(), samples, tmp_path / "run")
     assert levels["gradients"] == "fail"
     assert levels["huge-budget"] in ("pass", "fail")
-    assert run.cell_rows("oracle", Cell("diagnose/pgd", "8/255"))["correct"].all()  # the naive conclusion
+    assert run.cell_rows("oracle", Cell.parse("diagnose/pgd", "8/255"))["correct"].all()  # the naive conclusion
     # And it is not robust: a step along w, which no gradient shows, breaks every image.
     classifier = classifier_of(DeadZone(), 2)
     images = torch.stack([samples.image(i, GREY) for i in range(N)])
@@ -146,8 +146,8 @@ def test_e_normalised_twice(tmp_path):
 def test_f_robust_by_construction(tmp_path):
     run, levels = diagnosed(Bright(0.5), bright_and_dark(40, 215), tmp_path / "run")
     assert set(levels.values()) == {"pass"}, findings(run)
-    assert run.cell_rows("oracle", Cell("diagnose/square", "8/255"))["correct"].all()
-    assert not run.cell_rows("oracle", Cell("diagnose/pgd", "1"))["correct"].any()
+    assert run.cell_rows("oracle", Cell.parse("diagnose/square", "8/255"))["correct"].all()
+    assert not run.cell_rows("oracle", Cell.parse("diagnose/pgd", "1"))["correct"].any()
 
 
 def test_probabilities_instead_of_logits():

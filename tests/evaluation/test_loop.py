@@ -14,7 +14,7 @@ from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
-from robustkpca.suites.cell import CLEAN, Cell
+from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import classifier_of, linear_accuracy, tiny
 
@@ -68,7 +68,7 @@ def test_rows_do_not_depend_on_the_batch_size(noise_samples, tmp_path, family):
 def test_eps_zero_is_clean(noise_samples, tmp_path):
     suites = [load_suite(n).with_eps(["0"]) for n in ("pgd", "fgsm", "pgd-paper", "fgsm-paper")]
     run = evaluate([tiny("rpc-symvit", RPC)], noise_samples, suites, tmp_path / "run")
-    clean = run.cell_rows(run.models[0], Cell(CLEAN, ""))
+    clean = run.cell_rows(run.models[0], CLEAN_CELL)
     for suite in suites:
         rows = run.cell_rows(run.models[0], suite.cells[0])
         assert rows["prediction"].equals(clean["prediction"])
@@ -91,7 +91,7 @@ def test_the_partial_last_batch_counts_by_its_samples(tmp_path, linear, linear_s
     some = linear_samples.take(np.array([0, 1, 2, 3, 4, 5, 6, 7, 10, 11]))  # the last two are wrong
     run = evaluate([linear], some, [load_suite("fgsm").with_eps(["0"])], tmp_path / "run", batch_size=4)
     assert accuracies(run)[CLEAN, ""] == 0.8
-    assert sorted(run.cell_rows("oracle", Cell(CLEAN, "")).index) == sorted(some.ids)
+    assert sorted(run.cell_rows("oracle", CLEAN_CELL).index) == sorted(some.ids)
 
 
 def test_top5_counts_five_and_needs_more_than_five_classes(noise_samples, linear, linear_samples, tmp_path):
@@ -100,7 +100,7 @@ def test_top5_counts_five_and_needs_more_than_five_classes(noise_samples, linear
     images = torch.stack([noise_samples.image(i, classifier.settings.preprocessing) for i in range(30)])
     best = classifier(images).argsort(1, descending=True)[:, :5]
     expected = [int(label) in row for label, row in zip(noise_samples.labels, best.tolist(), strict=True)]
-    assert run.cell_rows(run.models[0], Cell(CLEAN, ""))["correct_top5"].tolist() == expected
+    assert run.cell_rows(run.models[0], CLEAN_CELL)["correct_top5"].tolist() == expected
     two = evaluate([linear], linear_samples, [load_suite("fgsm")], tmp_path / "b")
     assert two.rows["correct_top5"].isna().all()
 
@@ -115,7 +115,7 @@ def test_an_attack_that_cheats_is_flagged(noise_samples, tmp_path, monkeypatch):
 
     monkeypatch.setattr(engine, "attack", cheat)
     run = evaluate([tiny()], noise_samples, [load_suite("fgsm").with_eps(["1/255"])], tmp_path / "run", batch_size=30)
-    flags = run.cell_rows(run.models[0], Cell("fgsm", "1/255"))["flags"]
+    flags = run.cell_rows(run.models[0], Cell.parse("fgsm", "1/255"))["flags"]
     assert "over_budget" in flags.iloc[0]
     assert "out_of_box" in flags.iloc[0]
     assert (flags.iloc[1:] == "").all()
@@ -137,7 +137,7 @@ def test_logits_that_are_not_finite_are_wrong_and_flagged(noise_samples, tmp_pat
     samples = noise_samples
     samples.classes = tuple(map(str, range(10)))
     run = evaluate([classifier], samples, [load_suite("pgd").with_eps(["0", "1/255"])], tmp_path / "run")
-    clean = run.cell_rows("oracle", Cell(CLEAN, ""))
+    clean = run.cell_rows("oracle", CLEAN_CELL)
     broken = samples.pixels[:, 0, 0] > 127
     assert 0 < broken.sum() < 30
     assert ((clean["flags"] == "non_finite").to_numpy() == broken).all()
@@ -314,13 +314,13 @@ def test_gradients_through_pap_in_bfloat16_are_refused_unless_forced(noise_sampl
     with pytest.raises(SpecError, match=r"in bfloat16: the attack pgd follows gradients, which are wrong .* --force"):
         evaluate([half], noise_samples, [PGD], tmp_path / "run")
     forced = evaluate([half], noise_samples, [PGD], tmp_path / "forced", force=True)
-    assert forced.request["dtype"] == "bfloat16"
-    assert any("gradients in bfloat16" in note for note in forced.request["models"][0]["notes"])
+    assert forced.request.dtype == "bfloat16"
+    assert any("gradients in bfloat16" in note for note in forced.request.models[0].notes)
     blind = evaluate([half], noise_samples, [load_suite("noise"), corruption_suite("fog")], tmp_path / "blind")
     symmetric = evaluate([tiny().variant(dtype=torch.bfloat16)], noise_samples, [PGD], tmp_path / "symmetric")
     for run in (blind, symmetric):
         assert {s.text for s in run.statuses} == {"complete"}
-        assert not any("bfloat16" in note for note in run.request["models"][0]["notes"])
+        assert not any("bfloat16" in note for note in run.request.models[0].notes)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -122,7 +122,7 @@ def test_a_lost_run_json_is_made_again_and_chunks_of_other_requests_are_not_take
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
     file.unlink()
     other = run(tmp_path / "run", seed=1, full_argmax=True)
-    assert other.request["seed"] == 1
+    assert other.request.seed == 1
     assert {p: p.stat().st_mtime_ns for p in kept}.items().isdisjoint(kept.items())
 
 

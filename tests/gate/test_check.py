@@ -35,7 +35,7 @@ def variant(run: Run, path, *, request=None, rows=None) -> Run:
         for parent in parents:
             place = place[int(parent) if parent.isdigit() else parent]
         place[last] = value
-    made = Run.start(path, json.loads(json.dumps(run.request)), run.manifest["environment"])
+    made = Run.start(path, json.loads(json.dumps(run.request)), run.manifest.environment)
     frame = run.rows if rows is None else rows
     for (model, attack), part in frame.groupby(["model", "attack"], sort=False):
         made.write_chunk(model, attack, 0, part)

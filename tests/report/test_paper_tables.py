@@ -36,7 +36,7 @@ def papers(run, tmp_path, monkeypatch) -> Run:
     for model, label in zip(request["models"], new, strict=True):
         model["label"] = label
     request["data"]["name"] = "imagenet"
-    made = Run.start(tmp_path / "papers", request, run.manifest["environment"])
+    made = Run.start(tmp_path / "papers", request, run.manifest.environment)
     rows = run.rows.assign(model=run.rows["model"].map(dict(zip(old, new, strict=True))))
     for (model, attack), part in rows.groupby(["model", "attack"], sort=False):
         made.write_chunk(model, attack, 0, part)
@@ -178,6 +178,6 @@ def test_runtime_counts_parameters_and_time(run):
     values = paper_tables.runtime([run]).values()
     assert values["parameters (million) ↓"].tolist() == [sum(p.numel() for p in tiny().network.parameters()) / 1e6] * 2
     assert (values[["clean ms/image ↓", "fgsm ms/image ↓", "fgsm-paper ms/image ↓"]] > 0).all(axis=None)
-    seconds, images = run.manifest["times"][f"{run.models[0]}\tfgsm"]
+    seconds, images = run.manifest.times[f"{run.models[0]}\tfgsm"]
     assert images == 30 * 3
     assert values.loc[run.models[0], "fgsm ms/image ↓"] == pytest.approx(1000 * seconds / images)

@@ -56,8 +56,8 @@ def test_it_says_what_decides_its_numbers(run, tmp_path):
     plain = text.replace("\\", "")
     page = html.unescape(report.write([run], tmp_path / "r.html")[0].read_text())
     for fact in (
-        "L-inf", "8/255 (0.0314)", "pixel space", "clipped to [0, 1]", "true labels", "n = 30", run.request["data"]["ids"],
-        run.request["models"][0]["weights"], run.request["models"][1]["weights"], "float32", "torch", "McNemar", "Wilson",
+        "L-inf", "8/255 (0.0314)", "pixel space", "clipped to [0, 1]", "true labels", "n = 30", run.request.data.ids,
+        run.request.models[0].weights, run.request.models[1].weights, "float32", "torch", "McNemar", "Wilson",
         "not the released ImageNet-C", "layer1", "normalised", "Findings", "Receipt", "fingerprint", "attention",
     ):  # fmt: skip
         assert fact in plain, fact

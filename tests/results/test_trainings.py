@@ -13,7 +13,7 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report, run_tables, summary
 from robustkpca.results import accuracy, trainings
 from robustkpca.statistics import proportions, training_runs
-from robustkpca.suites.cell import CLEAN, Cell
+from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import noise, tiny, tiny_settings
 
@@ -116,7 +116,7 @@ def test_the_same_trainings_run_in_two_ways_are_paired(noise_samples, tmp_path):
     four, two, plain = trainings.groups(run)
     assert found[["model", "baseline"]].to_numpy().tolist() == [[four, two], [plain, two]]
     scores = [
-        np.stack([run.cell_rows(label, Cell(CLEAN, ""))["correct"].sort_index().to_numpy(float) for label in labels])
+        np.stack([run.cell_rows(label, CLEAN_CELL)["correct"].sort_index().to_numpy(float) for label in labels])
         for labels in (trainings.groups(run)[two], trainings.groups(run)[four])
     ]
     expected = training_runs.SeedDifference.of(*scores, paired=True)

@@ -224,5 +224,5 @@ def test_the_command_line_under_torchrun(tmp_path):
     shared, alone = Run.open(tmp_path / "two"), Run.open(tmp_path / "one")
     pd.testing.assert_frame_equal(shared.rows, alone.rows)
     assert shared.probes == alone.probes
-    images = {key: n for key, (_, n) in shared.manifest["times"].items()}
-    assert images == {key: n for key, (_, n) in alone.manifest["times"].items()}
+    images = {key: n for key, (_, n) in shared.manifest.times.items()}
+    assert images == {key: n for key, (_, n) in alone.manifest.times.items()}

@@ -53,7 +53,7 @@ def test_images_with_0_and_1_stay_in_box_and_ball_whatever_the_budget(official, 
     suite = quick(name).with_eps(["0", "8/255", "1"])
     run_ = evaluate([classifier], samples, [suite], tmp_path / "run")
     assert (run_.rows["flags"] == "").all()
-    clean = run_.cell_rows(run_.models[0], Cell("clean", ""))["prediction"]
+    clean = run_.cell_rows(run_.models[0], Cell.parse("clean", ""))["prediction"]
     for label in suite.attacks:
         none = run_.cell_rows(run_.models[0], Cell(label, "0"))
         assert none["prediction"].equals(clean)
