@@ -183,10 +183,11 @@ def _judged(pairs: dict[tuple[str, Cell], Comparison], score: Score, limits: Tol
 
 
 def _changed(row: Any, score: Score) -> str:
-    unit = f" {score.unit}" if score.unit else ""
+    unit, d = f" {score.unit}" if score.unit else "", score.decimals
     return (
-        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.1f} -> {row.now:.1f}{unit} "
-        f"({row.change:+.1f} {score.difference_unit}, {row.low:+.1f} to {row.high:+.1f}; p = {row.p:.2g}, n = {row.n})"
+        f"{row.model}, {_name(row.attack, row.budget)}: {row.baseline:.{d}f} -> {row.now:.{d}f}{unit} "
+        f"({row.change:+.{d}f} {score.difference_unit}, {row.low:+.{d}f} to {row.high:+.{d}f}; p = {row.p:.2g}, "
+        f"n = {row.n})"
     )
 
 
