@@ -396,11 +396,14 @@ def test_gradient_modes_against_their_definition(gradient):
     assert not torch.allclose(found[0][1], full.grad)
 
 
-def test_half_the_iterations_is_the_gradient_of_half_the_iterations():
-    twice, once = (tiny("rpc-symvit", RPCSettings(iterations=n, lam=1.0)) for n in (2, 1))
-    x = torch.rand(2, 1, SIDE, SIDE)
+@pytest.mark.parametrize(
+    ("through", "iterations", "gradient_of"), [("half-iterations", 6, 3), ("double-iterations", 3, 6)]
+)
+def test_the_gradient_is_that_of_so_many_iterations(through, iterations, gradient_of):
+    ours, theirs = (tiny("rpc-symvit", RPCSettings(iterations=n, lam=1.0)) for n in (iterations, gradient_of))
+    x = torch.rand(2, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     grads = []
-    for classifier in (surrogate(twice, "half-iterations"), once):
+    for classifier in (surrogate(ours, through), theirs):
         y = x.clone().requires_grad_()
         tokens = classifier.network.patch_embed(classifier.normalize(y))
         block = classifier.network.blocks[0]

@@ -239,6 +239,20 @@ def right(k: int, n: int = 100) -> list[bool]:
     return [i < k for i in range(n)]
 
 
+OWN = ("fgsm", "pgd", "pgd-best", "transfer-symvit")  # these go along the gradient of a model without RPC-Attention
+
+
+def huge(k: int) -> dict[tuple[str, str], list[bool]]:
+    """k images of 100 are right at eps 1, whatever goes along the gradient."""
+    return {(f"diagnose/{a}", "1"): right(k) for a in OWN}
+
+
+def square_alone(k: int) -> dict[tuple[str, str], list[bool]]:
+    """45 images of 100 are right, the same for attacks along the gradient; for Square k of them are others."""
+    return {("diagnose/square", "8/255"): [k <= i < 45 + k for i in range(100)],
+            **{(f"diagnose/{a}", "8/255"): right(45) for a in OWN}}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("rule", "changes", "level", "words"),
     [
@@ -246,6 +260,11 @@ def right(k: int, n: int = 100) -> list[bool]:
         ("eps-order", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/fgsm", "8/255"): right(60)}, "warn", "30.0 %, but"),
         ("huge-budget", {(f"diagnose/{a}", "1"): right(40) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "fail", "40.0 %"),
         ("huge-budget", {(f"diagnose/{a}", "1"): right(5) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "warn", "5.0 %"),
+        # Both sides of 2 and 10 %.
+        ("huge-budget", huge(2), "pass", "at most 2 %"), ("huge-budget", huge(3), "warn", "3.0 %"),
+        ("huge-budget", huge(10), "warn", "10.0 %"), ("huge-budget", huge(11), "fail", "11.0 %"),
+        # Square breaks 3 and 4 of 100 that the model's own gradient leaves, and leaves as many others.
+        ("masked-gradient", square_alone(3), "pass", "find no more"), ("masked-gradient", square_alone(4), "warn", "4 images"),
         ("more-effort", {("diagnose/pgd-best", "4/255"): right(90), ("diagnose/pgd", "4/255"): right(60)}, "fail", "with more effort"),
         ("more-effort", {("diagnose/pgd-best", "4/255"): right(40), ("diagnose/pgd", "4/255"): right(60)}, "warn", "not converged"),
         ("one-step", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/pgd", "4/255"): right(60),
