@@ -121,7 +121,24 @@ def test_two_objects_of_one_process_exclude_each_other(tmp_path):
         assert two.taken_over == []
 
 
-KEYS = ["", "/", "..", "../up", "a b", "a-b", "a/b", "a\nb", "\0", "éß", "\ud800", "x" * 5000, ".", "*?[", "a.claim"]
+KEYS = [
+    "",
+    "/",
+    "..",
+    "../up",
+    "a b",
+    "a-b",
+    "a/b",
+    "a\nb",
+    "\0",
+    "éß",
+    "\ud800",
+    "?",
+    "x" * 5000,
+    ".",
+    "*?[",
+    "a.claim",
+]
 
 
 def test_any_text_is_a_key_of_its_own(tmp_path):
@@ -162,6 +179,15 @@ def test_a_process_of_this_machine_that_has_ended_is_not_waited_for(tmp_path):
         child.join()
         assert claims.held_by_others() == []
         assert claims.take("unit")
+
+
+def test_the_process_number_of_another_machine_tells_nothing(tmp_path):
+    with process(lambda pipe: None) as (child, _):
+        child.join()
+        plant(tmp_path, pid=child.pid)  # no process of this machine has it
+    with quick(tmp_path) as claims:
+        assert not claims.take("unit")
+        assert len(claims.held_by_others()) == 1
 
 
 def test_a_slow_living_process_keeps_its_unit(tmp_path):
@@ -228,7 +254,7 @@ WRONG = [{"pid": "1"}, {"pid": -1}, {"pid": True}, {"host": None}, {"more": 1}]
 @pytest.mark.parametrize("kind", [b"", HALF, b"\xff\x00", b"[]", b"null", b"[" * 60000, b"x" * 100_000, "directory", "pipe"])  # fmt: skip
 def test_torn_and_foreign_files_count_as_claims_that_go_stale(tmp_path, kind):
     garbage(Claims(tmp_path)._path("unit"), kind)
-    with quick(tmp_path, stale=0.2) as claims:
+    with quick(tmp_path, stale=0.15, beat=0.05) as claims:
         assert not claims.take("unit")
         assert claims.held_by_others() == []
         assert wait_until_taken(claims) >= 0.1
@@ -243,7 +269,7 @@ def test_a_claim_with_a_wrong_field_names_nobody(tmp_path, changes):
 
 def test_a_number_too_large_for_a_process_has_ended(tmp_path):
     plant(tmp_path, machine=module._machine() or "x", pid=10**30)
-    with quick(tmp_path, stale=0.2) as claims:
+    with quick(tmp_path, stale=0.15, beat=0.05) as claims:
         wait_until_taken(claims)
 
 
@@ -255,10 +281,10 @@ def test_a_planted_link_is_not_followed(tmp_path, target):
     os.utime(tmp_path / "file", (1e9, 1e9))
     (tmp_path / "folder").mkdir()
     Claims(folder)._path("unit").symlink_to(tmp_path / target)
-    with quick(folder, stale=0.2) as claims:
+    with quick(folder, stale=0.15, beat=0.05) as claims:
         assert not claims.take("unit")
         wait_until_taken(claims)
-        time.sleep(2 * BEAT)
+        time.sleep(0.12)  # two beats
         assert not claims._path("unit").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims", "file", "folder"]
     assert (tmp_path / "file").read_text() == "keep me"
@@ -356,6 +382,30 @@ def test_what_someone_removed_is_no_error(tmp_path):
     assert claim_files(folder) == []
 
 
+def test_the_claim_of_a_successor_is_not_kept_alive(tmp_path):
+    with quick(tmp_path, beat=0.05) as claims:
+        assert claims.take("unit")
+        path = plant(tmp_path)  # taken over while this process was stopped
+        os.utime(path, (1e9, 1e9))
+        time.sleep(0.2)
+        assert path.stat().st_mtime == 1e9
+    assert path.exists()
+
+
+def test_an_object_made_before_a_fork_serves_the_child(tmp_path):
+    claims = quick(tmp_path)
+
+    def enter(pipe):
+        with claims:
+            pipe.send(claims.take("unit"))
+            pipe.recv()
+
+    with claims, process(enter) as (child, pipe):
+        assert pipe.recv()
+        assert not claims.take("unit")
+        assert [holder.pid for holder in claims.held_by_others()] == [child.pid]
+
+
 def test_a_forked_child_releases_nothing(tmp_path):
     with quick(tmp_path) as claims:
         assert claims.take("unit")
@@ -404,7 +454,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     plant(tmp_path, "stale")
-    with quick(tmp_path, stale=0.2) as claims:
+    with quick(tmp_path, stale=0.15, beat=0.05) as claims:
         assert not claims.take("stale")
         time.sleep(0.25)
         with monkeypatch.context() as patch:
