@@ -251,7 +251,9 @@ HALF = b'{"key": "unit", "host": "far", "pid": 12'
 WRONG = [{"pid": "1"}, {"pid": -1}, {"pid": True}, {"host": None}, {"more": 1}]
 
 
-@pytest.mark.parametrize("kind", [b"", HALF, b"\xff\x00", b"[]", b"null", b"[" * 60000, b"x" * 100_000, "directory", "pipe"])
+@pytest.mark.parametrize(
+    "kind", [b"", HALF, b"\xff\x00", b"[]", b"null", b"[" * 60000, b"x" * 100_000, "directory", "pipe"]
+)
 def test_torn_and_foreign_files_count_as_claims_that_go_stale(tmp_path, kind):
     garbage(Claims(tmp_path)._path("unit"), kind)
     with quick(tmp_path, stale=0.15, beat=0.05) as claims:
