@@ -1,17 +1,20 @@
 """Claims: processes that see one folder share its units of work, without a port, a leader or an address.
 
-Each process runs the same command. A unit belongs to the process that created the unit's claim file; while it works, a thread renews the
-file's time, which is its sign of life. A claim without a sign of life for `stale` seconds is taken over. A process takes the next unit when it
-is free, so faster devices do more.
+Each process runs the same command. A unit belongs to the process that created the unit's claim file; while it works, a
+thread renews the file's time, which is its sign of life. A claim without a sign of life for `stale` seconds is taken
+over. A process takes the next unit when it is free, so faster devices do more.
 
-Two processes may do one unit in rare cases (a takeover of a process that was only slow, three processes in one instant). That costs time and
-nothing else: the caller writes results that do not depend on who made them, and renames them into place. A unit is never lost.
+Two processes may do one unit in rare cases (a takeover of a process that was only slow, three processes in one
+instant). That costs time and nothing else: the caller writes results that do not depend on who made them, and renames
+them into place. A unit is never lost.
 
-Clocks need not agree. No time in a file is compared with a clock: a process watches whether a claim changes while `stale` seconds pass on
-its own monotonic clock. On the same machine a holder that has ended is recognised at once by its process number.
+Clocks need not agree. No time in a file is compared with a clock: a process watches whether a claim changes while
+`stale` seconds pass on its own monotonic clock. On the same machine a holder that has ended is recognised at once by
+its process number.
 
-Written here because `filelock` (SoftFileLease, 4.3.1) takes over only where the file system can exchange two names, which NFS cannot, and never
-takes over an empty file of a process killed before it wrote; `flufl.lock` compares clocks, gives no signs of life and keeps unreadable files.
+Written here because `filelock` (SoftFileLease, 4.3.1) takes over only where the file system can exchange two names,
+which NFS cannot, and never takes over an empty file of a process killed before it wrote; `flufl.lock` compares clocks,
+gives no signs of life and keeps unreadable files.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import os
 import re
 import secrets
 import socket
-import stat as stat_modes
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +58,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class _Sight:
-    """One look at a claim file. `sign` differs between two looks if there was a sign of life, or another holder, between them."""
+    """One look at a claim file. `sign` differs between two looks after a sign of life or a change of holder."""
 
     sign: tuple[int, bytes | None]  # time of modification in ns, content (None: not a regular file)
     holder: Holder | None  # None: torn or foreign
@@ -64,8 +67,9 @@ class _Sight:
 class Claims:
     """The claims of one process in `folder`; a context. On exit, also by an exception, everything held is released.
 
-    `stale` and `beat` are in seconds, 0 < 2 * beat <= stale, and should be equal in all processes. Methods other than `held_by_others` need
-    the context entered. Several claims may be held at once. A child made by `fork` holds nothing and releases nothing.
+    `stale` and `beat` are in seconds, 0 < 2 * beat <= stale, and should be equal in all processes. Methods other than
+    `held_by_others` need the context entered. Several claims may be held at once. A child made by `fork` holds nothing
+    and releases nothing.
     """
 
     def __init__(self, folder: Path, *, stale: float = STALE, beat: float = BEAT) -> None:
@@ -153,13 +157,15 @@ class Claims:
         wait: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[str]:
-        """Yield each key that is not done and can be claimed, in order, at most once; its claim is held when it is yielded.
+        """Yield each key that is not done and can be claimed, in order, at most once; it is claimed when it is yielded.
 
-        done: whether a unit's result is there, asked before and again after claiming: it must look at the disk, not at a list made earlier.
-            (NFS remembers for up to a minute that a name was not there, until its folder is listed again. Forgetting that costs a second computation.)
-        keep: claims stay until `release(key)`, for consumers that fetch ahead. Otherwise a claim is released when the next key is asked for.
-        wait: do not end while a key is neither done nor yielded, but wait for its holder: until it is done, released or stale.
-            Otherwise end after one pass.
+        done: whether a unit's result is there, asked before and again after claiming. It must look at the disk, not at
+            a list made earlier. (NFS remembers for up to a minute that a name was not there, until its folder is listed
+            again. Who forgets that computes twice.)
+        keep: claims stay until `release(key)`, for consumers that fetch ahead. Otherwise a claim is released when the
+            next key is asked for.
+        wait: do not end while a key is neither done nor yielded, but wait for its holder: until it is done, released or
+            stale. Otherwise end after one pass.
         meanwhile: called between two looks at what others hold, about twice a second.
 
         A unit that stays undone after it was yielded (the consumer failed) is left to the other processes.
@@ -190,7 +196,7 @@ class Claims:
 
     def _path(self, key: str) -> Path:
         """Readable for people, unique by the hash, and never a path out of the folder."""
-        readable = re.sub(r"[^A-Za-z0-9_-]+", "-", key)[:60].strip("-")
+        readable = re.sub(r"[^A-Za-z0-9_-]+", "-", key)[:60].strip("-") or "unit"
         return self.folder / f"{readable}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.claim"
 
     def _make_folder(self) -> None:
@@ -232,7 +238,7 @@ class Claims:
         return sight.holder is not None and sight.holder.owner == self._me.owner
 
     def _is_stale(self, name: str, sight: _Sight) -> bool:
-        """Whether the holder has ended, or the claim has not changed for `stale` seconds since it was first seen like this."""
+        """Whether the holder has ended, or the claim has not changed for `stale` seconds since it was first seen so."""
         holder = sight.holder
         if holder is not None and holder.machine and holder.machine == self._me.machine and _has_ended(holder.pid):
             return True
@@ -246,7 +252,8 @@ class Claims:
     def _discard(self, path: Path, sight: _Sight) -> bool:
         """Remove a stale claim, unless it is no longer the one that was seen.
 
-        Renamed before it is looked at again, as one of several processes that rename it succeeds. Who then has something newer puts it back.
+        Renamed before it is looked at again, as only one of several processes can rename it. Who then has something
+        newer puts it back.
         """
         aside = path.with_suffix(f".{self._me.owner}.stale")
         try:
@@ -285,7 +292,7 @@ class Claims:
 
 
 def _look(path: Path) -> _Sight | None:
-    """What stands at a claim's name; None: nothing. Opened, as network file systems answer a plain `stat` from memory."""
+    """What is at a claim's name; None: nothing. Opened, as network file systems answer `stat` from memory."""
     try:
         file = os.open(path, os.O_RDONLY | _NO_LINKS)
     except FileNotFoundError:
@@ -294,7 +301,7 @@ def _look(path: Path) -> _Sight | None:
         return _look_outside(path)
     try:
         status = os.fstat(file)
-        if not stat_modes.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return _Sight((status.st_mtime_ns, None), None)
         content = os.read(file, _LONGEST)
     except OSError:  # NFS: removed since it was opened
@@ -326,7 +333,7 @@ def _this_process() -> Holder:
 
 
 def _machine() -> str:
-    """The space in which process numbers are unique: this start of this machine, and the container's numbers. "" if unknown."""
+    """Where process numbers are unique: this start of this machine, and the container. "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -335,7 +342,7 @@ def _machine() -> str:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether no process of this machine has the number. One that has it may be another one: then the signs of life tell."""
+    """Whether no process of this machine has the number. One that has it may be another: signs of life tell."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

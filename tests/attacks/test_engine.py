@@ -10,6 +10,7 @@ from robustkpca.runtime.keyed_random import KeyedDraws
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.suite import Suite, load_suite
 from robustkpca.suites.threat import Ball
+from tests.helpers.attacks import suite_of
 from tests.helpers.oracles import OFFICIAL, classifier_of, linear_accuracy, tiny
 
 PIXEL = Ball(norm="linf", eps=("8/255",), space="pixel", clip=True, labels="true")
@@ -124,6 +125,36 @@ def test_random_start_is_keyed_by_seed_attack_budget_and_sample():
     assert torch.equal(turned.flip(0), first)
     assert not torch.equal(run(classifier, images, labels, suite, "8/255", seed=1), first)
     assert not torch.equal(run(classifier, images, labels, suite, "8/255", label="other"), first)
+    # Two budgets have draws of their own, not the same draws at another length. Of two that are independent and uniform
+    # in [-1, 1], the mean distance is 2/3.
+    unit = [(run(classifier, images, labels, load_suite("noise"), f"{k}/255") - images) * 255 / k for k in (4, 8)]
+    assert (unit[0] - unit[1]).abs().mean() == pytest.approx(2 / 3, abs=0.05)
+
+
+class Sum(nn.Module):
+    """A score whose value and gradient are worked out for each image by itself, to the last bit."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(784, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        s = torch.stack([(image.flatten() * self.w).sum() for image in x])
+        return torch.stack([s, -s], 1)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_an_attack_in_l2_is_the_same_to_the_bit_in_any_batch_size(size):
+    """A mean over the batch would shrink the gradient, and round what is divided by its length in another way."""
+    pgd = {"name": "a", "method": "PGDL2", "parameters": {"steps": 3, "alpha": "0.4 eps"}}
+    classifier, suite = classifier_of(Sum(), 2), suite_of([pgd], norm="l2", eps=["0.5"])
+    images = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 0.5 + 0.25
+    labels = torch.tensor([0, 1, 0, 1, 1, 0, 1])
+    whole = run(classifier, images, labels, suite, "0.5")
+    for first in range(0, 7, size):
+        part = slice(first, min(first + size, 7))
+        ids = [f"s{i}" for i in range(part.start, part.stop)]
+        assert torch.equal(run(classifier, images[part], labels[part], suite, "0.5", ids=ids), whole[part]), first
 
 
 def test_the_global_generator_is_left_alone(linear, linear_samples):

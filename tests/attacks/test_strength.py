@@ -1,5 +1,6 @@
 """Attacks at their real strength: AutoAttack, PGD with restarts, and the ways around RPC-Attention."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -100,22 +101,26 @@ def test_a_suite_of_which_nothing_is_left_is_refused(linear, linear_samples):
 
 
 def test_a_cascade_attacks_survivors_only_and_adds_up(noise_samples, tmp_path, monkeypatch):
-    given = []
-    true_attack = engine.attack
-
-    def spy(classifier, images, labels, **options):
-        given.append((options["label"], tuple(options["ids"])))
-        return true_attack(classifier, images, labels, **options)
-
-    monkeypatch.setattr(engine, "attack", spy)
     classifier = tiny()
     samples = right_samples(classifier, 20)
     samples.labels[:4] = (samples.labels[:4] + 1) % 10
     suite = changed("autoattack", "5/255", steps=2, n_queries=4)
+    ids = {image.numpy().tobytes(): i for i, image in zip(samples.ids, images_of(samples, classifier), strict=True)}
+    given = []
+    for method in {attack.method for attack in suite.attack}:
+
+        class Spy(registry.METHODS[method].attack):
+            name = method
+
+            def forward(self, images, labels):
+                given.append((self.name, tuple(ids[image.numpy().tobytes()] for image in images)))
+                return super().forward(images, labels)
+
+        monkeypatch.setitem(registry.METHODS, method, replace(registry.METHODS[method], attack=Spy))
     run = evaluate([classifier], samples, [suite], tmp_path / "run")
     alive = set(samples.ids[4:])
-    for label in suite.attacks:
-        asked = [ids for name, ids in given if name == label]
+    for label, spec in suite.attacks.items():
+        asked = [attacked for method, attacked in given if method == spec.method]
         assert asked == ([tuple(i for i in samples.ids if i in alive)] if alive else [])
         rows = run.cell_rows(run.models[0], Cell(label, "5/255"))
         assert list(rows.index) == samples.ids
@@ -145,14 +150,11 @@ def test_an_interrupted_cascade_goes_on(noise_samples, tmp_path):
 
 
 def test_a_part_that_breaks_takes_those_after_it_along(noise_samples, tmp_path, monkeypatch):
-    true_attack = engine.attack
-
-    def breaks(classifier, images, labels, **options):
-        if options["label"] == "autoattack/apgd-t":
+    class Breaks(autoattack.APGDT):
+        def forward(self, images, labels):
             raise RuntimeError("no kernel")
-        return true_attack(classifier, images, labels, **options)
 
-    monkeypatch.setattr(engine, "attack", breaks)
+    monkeypatch.setitem(registry.METHODS, "APGDT", replace(registry.METHODS["APGDT"], attack=Breaks))
     run = evaluate([tiny()], noise_samples, [changed("autoattack", "1/255", steps=2, n_queries=4)], tmp_path / "run")
     texts = {s.cell.attack.rpartition("/")[2]: s.text for s in run.statuses}
     assert texts["apgd-ce"] == "complete"
@@ -396,11 +398,14 @@ def test_gradient_modes_against_their_definition(gradient):
     assert not torch.allclose(found[0][1], full.grad)
 
 
-def test_half_the_iterations_is_the_gradient_of_half_the_iterations():
-    twice, once = (tiny("rpc-symvit", RPCSettings(iterations=n, lam=1.0)) for n in (2, 1))
-    x = torch.rand(2, 1, SIDE, SIDE)
+@pytest.mark.parametrize(
+    ("through", "iterations", "gradient_of"), [("half-iterations", 6, 3), ("double-iterations", 3, 6)]
+)
+def test_the_gradient_is_that_of_so_many_iterations(through, iterations, gradient_of):
+    ours, theirs = (tiny("rpc-symvit", RPCSettings(iterations=n, lam=1.0)) for n in (iterations, gradient_of))
+    x = torch.rand(2, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     grads = []
-    for classifier in (surrogate(twice, "half-iterations"), once):
+    for classifier in (surrogate(ours, through), theirs):
         y = x.clone().requires_grad_()
         tokens = classifier.network.patch_embed(classifier.normalize(y))
         block = classifier.network.blocks[0]

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torchattacks
 from torch import nn
 
-from robustkpca.attacks import engine
+from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import DataError, RunError, SpecError
 from robustkpca.evaluation.loop import carry_out, evaluate
 from robustkpca.evaluation.plan import Plan, _unique_labels
@@ -16,7 +17,8 @@ from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
 from robustkpca.suites.suite import Suite, load_suite
-from tests.helpers.oracles import classifier_of, linear_accuracy, tiny
+from tests.helpers.attacks import Shift, register, suite_of
+from tests.helpers.oracles import GREY, Linear, classifier_of, linear_accuracy, tiny
 
 PGD = load_suite("pgd").with_eps(["4/255", "8/255"]).with_steps(3)
 RPC = RPCSettings(iterations=2, lam=1.0, layers="all")
@@ -106,19 +108,87 @@ def test_top5_counts_five_and_needs_more_than_five_classes(noise_samples, linear
 
 
 def test_an_attack_that_cheats_is_flagged(noise_samples, tmp_path, monkeypatch):
-    true_attack = engine.attack
+    class Cheat(torchattacks.FGSM):
+        def forward(self, images, labels):
+            found = super().forward(images, labels)
+            found[0] += 0.1
+            return found
 
-    def cheat(classifier, images, labels, **options):
-        found = true_attack(classifier, images, labels, **options)
-        found[0] += 0.1
-        return found
-
-    monkeypatch.setattr(engine, "attack", cheat)
-    run = evaluate([tiny()], noise_samples, [load_suite("fgsm").with_eps(["1/255"])], tmp_path / "run", batch_size=30)
-    flags = run.cell_rows(run.models[0], Cell.parse("fgsm", "1/255"))["flags"]
-    assert "over_budget" in flags.iloc[0]
-    assert "out_of_box" in flags.iloc[0]
+    register(monkeypatch, Cheat=Cheat)
+    suite = suite_of([{"name": "a", "method": "Cheat"}], eps=["1/255"])
+    run = evaluate([tiny()], noise_samples, [suite], tmp_path / "run", batch_size=30)
+    flags = run.cell_rows(run.models[0], Cell.parse("own", "1/255"))["flags"]
+    assert flags.iloc[0] == "over_budget,out_of_box"
     assert (flags.iloc[1:] == "").all()
+
+
+def shifts(*by: float, **threat) -> Suite:
+    """A suite whose attacks add so much to every value."""
+    names = ("first", "second")
+    return suite_of(
+        [{"name": n, "method": "Shift", "parameters": {"by": b}} for n, b in zip(names, by, strict=True)], **threat
+    )
+
+
+def flags_of(network, value: int, suite: Suite, path, preprocessing=GREY) -> dict[str, str]:
+    """What is raised for one image of this value in each attack."""
+    samples = ArraySamples("one", ["a"], np.zeros(1, dtype=np.int64), ("0", "1"), np.full((1, 28, 28), value, np.uint8))
+    run = evaluate([classifier_of(network, 2, preprocessing)], samples, [suite], path)
+    return dict(run.rows[run.rows["attack"] != CLEAN][["attack", "flags"]].itertuples(index=False))
+
+
+def test_half_a_millionth_over_is_rounding_and_two_are_too_much(tmp_path, monkeypatch):
+    register(monkeypatch, Shift=Shift)
+    flags = flags_of(Linear(), 128, shifts(8 / 255 + 0.5e-6, 8 / 255 + 2e-6), tmp_path / "budget")
+    assert flags == {"own/first": "", "own/second": "over_budget"}
+    flags = flags_of(Linear(), 255, shifts(0.5e-6, 2e-6), tmp_path / "above")
+    assert flags == {"own/first": "", "own/second": "out_of_box"}
+    flags = flags_of(Linear(), 0, shifts(-0.5e-6, -2e-6), tmp_path / "below")
+    assert flags == {"own/first": "", "own/second": "out_of_box"}
+
+
+def test_the_range_is_judged_in_the_threat_models_own_space(tmp_path, monkeypatch):
+    """An image of 0.6. With standard deviation 0.1 and 0.6 more it is 0.66, but 1.6 in normalised units; with
+    deviation 1 and 0.5 more it is 1.1, but 0.6 in normalised units."""
+    register(monkeypatch, Shift=Shift)
+    for std, by, space, expected in (
+        (0.1, 0.6, "normalized", "out_of_box"), (0.1, 0.06, "pixel", ""),
+        (1.0, 0.5, "normalized", ""), (1.0, 0.5, "pixel", "out_of_box"),
+    ):  # fmt: skip
+        preprocessing = GREY.model_copy(update={"mean": (0.5,), "std": (std,)})
+        suite = suite_of([{"name": "a", "method": "Shift", "parameters": {"by": by}}], eps=["1"], space=space)
+        flags = flags_of(Linear(), 153, suite, tmp_path / f"{std} {space}", preprocessing)
+        assert flags == {"own": expected}, (std, space)
+
+
+class Faint(nn.Module):
+    """Logits so flat that the gradient at a pixel is about seven times the smallest number above zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1e-44))
+
+    def forward(self, x):
+        s = self.scale * x.flatten(1).sum(1)
+        return torch.stack([s, -s], 1)
+
+
+def test_a_faint_gradient_is_not_divided_among_the_batch(noise_samples, tmp_path):
+    noise_samples.pixels = np.full_like(noise_samples.pixels, 128)
+    noise_samples.labels, noise_samples.classes = np.zeros(30, dtype=np.int64), ("0", "1")
+    fgsm = load_suite("fgsm").with_eps(["8/255"])
+    run = evaluate([classifier_of(Faint(), 2)], noise_samples, [fgsm], tmp_path / "run", batch_size=30)
+    rows = run.cell_rows("oracle", Cell.parse("fgsm", "8/255"))
+    np.testing.assert_allclose(rows["distance"], 8 / 255, atol=1e-7)
+
+
+def test_images_that_were_broken_are_kept_first(linear, linear_samples, tmp_path):
+    """At eps 2/255 the images 0 and 1 are broken; 10 and 11 were wrong without an attack."""
+    turned = linear_samples.take(np.arange(12)[::-1])
+    run = evaluate([linear], turned, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
+    examples = run.examples("oracle", "fgsm")
+    assert examples.sample.tolist() == ["s1", "s0", "s11", "s10"]
+    assert (examples.clean_prediction == examples.prediction).tolist() == [False, False, True, True]
 
 
 class Fragile(nn.Module):
@@ -149,19 +219,16 @@ def test_logits_that_are_not_finite_are_wrong_and_flagged(noise_samples, tmp_pat
 
 
 def test_an_attack_that_breaks_is_failed_and_costs_nothing_else(noise_samples, tmp_path, monkeypatch):
-    true_attack = engine.attack
-
-    def breaks(classifier, images, labels, **options):
-        if options["label"] == "pgd":
+    class Breaks(torchattacks.FGSM):
+        def forward(self, images, labels):
             raise RuntimeError("no kernel for this\nsecond line")
-        return true_attack(classifier, images, labels, **options)
 
-    monkeypatch.setattr(engine, "attack", breaks)
-    suites = [PGD, load_suite("fgsm").with_eps(["1/255"])]
+    register(monkeypatch, Mine=Breaks)
+    suites = [suite_of([{"name": "a", "method": "Mine"}]), load_suite("fgsm").with_eps(["1/255"])]
     run = evaluate([tiny()], noise_samples, suites, tmp_path / "run", batch_size=7)
     texts = {s.cell.attack: s.text for s in run.statuses}
-    assert texts == {CLEAN: "complete", "pgd": "failed: RuntimeError: no kernel for this", "fgsm": "complete"}
-    monkeypatch.undo()
+    assert texts == {CLEAN: "complete", "own": "failed: RuntimeError: no kernel for this", "fgsm": "complete"}
+    register(monkeypatch, Mine=torchattacks.FGSM)  # repaired
     again = evaluate([tiny()], noise_samples, suites, tmp_path / "run", batch_size=7)
     assert {s.text for s in again.statuses} == {"complete"}
 

@@ -11,6 +11,7 @@ from robustkpca.gate.check import HOLDS, INVALID, REGRESSED, Tolerances, check
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import SIDE, tiny
+from tests.helpers.runs import with_rows
 
 SUITES = [load_suite("fgsm").with_eps(["1/255", "8/255"])]
 
@@ -123,9 +124,15 @@ def test_fewer_samples_missing_suite_and_missing_model(baseline, samples, tmp_pa
 
 def test_one_model_each_may_have_other_names(baseline, samples, tmp_path):
     vit = evaluate([tiny("vit")], samples, SUITES, tmp_path / "vit")
-    verdict = check(vit, baseline)
-    assert verdict.code in (HOLDS, REGRESSED)
+    everywhere = pd.Series(True, vit.rows.index)
+    same = with_rows(vit, outcomes(vit.rows.copy(), everywhere, baseline.rows["correct"].to_numpy()))
+    verdict = check(same, baseline)
+    assert verdict.code == HOLDS
+    assert len(verdict.cells) == 3
+    assert (verdict.cells["change"] == 0).all()
     assert "is compared with" in verdict.notes[0]
+    better = with_rows(baseline, with_correct(baseline, 1.0))
+    assert check(with_rows(vit, with_correct(vit, 0.0)), better).code == REGRESSED
 
 
 def test_nothing_measured_is_never_green(baseline, tmp_path):
@@ -170,9 +177,7 @@ def in_memory(run: Run, correct: dict[tuple[str, str], np.ndarray]) -> Run:
     rows = run.rows.copy()
     for (attack, budget), values in correct.items():
         rows = outcomes(rows, (rows["attack"] == attack) & (rows["budget"] == budget), values)
-    made = Run(run.path, run.manifest)
-    made.__dict__["rows"] = rows
-    return made
+    return with_rows(run, rows)
 
 
 CELLS = [("clean", ""), ("fgsm", "1/255"), ("fgsm", "8/255")]
@@ -273,13 +278,11 @@ def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline, tmp_path):
 )  # fmt: skip
 def test_rows_that_contradict_themselves_are_never_green(baseline, tmp_path, column, value, reason):
     rows = outcomes(baseline.rows.copy(), pd.Series(True, baseline.rows.index), np.ones(len(baseline.rows), dtype=bool))
-    fine = in_memory(baseline, {})
-    fine.__dict__["rows"] = rows
+    fine = with_rows(baseline, rows)
     assert check(fine, fine).code == HOLDS
     spoilt = rows.copy().astype({"correct": object} if column == "correct" else {})
     spoilt.loc[405, column] = value
-    broken = in_memory(baseline, {})
-    broken.__dict__["rows"] = spoilt
+    broken = with_rows(baseline, spoilt)
     verdict = check(broken, fine)
     assert verdict.code == INVALID
     assert any(reason in r for r in verdict.reasons), verdict.reasons

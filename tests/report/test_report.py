@@ -17,6 +17,7 @@ from robustkpca.report.summary import summary
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import tiny
+from tests.helpers.runs import with_rows
 
 DATA = {"name": "some", "version": 1, "title": "Some | <b>corruptions</b> $x$", "corruptions": ["fog", "contrast"]}
 
@@ -172,8 +173,7 @@ def test_the_summary_is_computed(run):
     rows = run.rows.copy()
     second = rows["model"] == run.models[1]
     rows["correct"] = ~second  # the second model is wrong everywhere, the first right everywhere
-    changed = Run(run.path, run.manifest)
-    changed.__dict__["rows"] = rows
+    changed = with_rows(run, rows)
     lines = " ".join(summary(changed, findings(changed)))
     assert "worse in 14, not distinguishable in 0 of 14 cells" in lines
     assert "the largest clear difference is -100.0 points" in lines

@@ -3,15 +3,16 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torchattacks.attack import Attack
 
 from robustkpca import page
-from robustkpca.attacks import engine
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.report import run_tables
 from robustkpca.results import accuracy, comparison
 from robustkpca.statistics.proportions import wilson
 from robustkpca.suites.cell import CLEAN
 from robustkpca.suites.suite import Suite, load_suite
+from tests.helpers.attacks import register, suite_of
 from tests.helpers.oracles import classifier_of, linear_accuracy, tiny
 
 
@@ -58,19 +59,21 @@ def test_the_worst_case_is_per_sample(noise_samples, tmp_path, monkeypatch):
     samples = noise_samples.take(np.arange(10))
     samples.pixels = np.full_like(samples.pixels, 255)
     samples.labels, samples.classes = np.zeros(10, dtype=np.int64), ("0", "1")
+    samples.pixels[::2, -1, -1] = 0  # the mark of one half
 
-    def halves(classifier, images, labels, *, label, ids, **options):
-        even = torch.tensor([int(i[1:]) % 2 == 0 for i in ids])
-        hit = even if label == "two/one" else ~even
-        return torch.where(hit[:, None, None, None], 0.0, images)
+    class Half(Attack):
+        def __init__(self, model, eps=8 / 255, marked=True):
+            super().__init__("Half", model)
+            self.marked = marked
 
-    monkeypatch.setattr(engine, "attack", halves)
-    data = load_suite("fgsm").model_dump() | {"name": "two"}
-    data["attack"] = [{"name": "one", "method": "FGSM"}, {"name": "other", "method": "FGSM"}]
-    data["threat"]["eps"] = ["1"]
-    run = evaluate(
-        [classifier_of(TwoPixels(), 2)], samples, [Suite.parse(data, "suite")], tmp_path / "run", batch_size=4
-    )
+        def forward(self, images, labels):
+            hit = (images[:, :, -1:, -1:] < 0.5) == self.marked
+            return torch.where(hit, 0.0, images)
+
+    register(monkeypatch, Half=Half)
+    attacks = [{"name": n, "method": "Half", "parameters": {"marked": m}} for n, m in (("one", True), ("other", False))]
+    suite = suite_of(attacks, name="two", eps=["1"])
+    run = evaluate([classifier_of(TwoPixels(), 2)], samples, [suite], tmp_path / "run", batch_size=4)
     found = {r.attack: r.accuracy for r in accuracy.accuracy_table(run).itertuples()}
     assert found == {CLEAN: 1.0, "two/one": 0.5, "two/other": 0.5, "two/worst case": 0.0}
     assert list(run_tables.views(run)[0].cells.index) == ["clean", "one eps 1", "other eps 1", "worst case eps 1"]

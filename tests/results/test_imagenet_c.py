@@ -55,6 +55,12 @@ def test_detection_by_hand():
     assert swapped.auroc == pytest.approx(1 / 8)
 
 
+def test_the_false_positive_rate_is_that_of_95_percent_found():
+    """100 outside at 1, 2, ..., 100, and one inside half a step below each: finding 95 takes all inside above 6, which are 94."""
+    outside = np.arange(1, 101)
+    assert imagenet_o.detection(outside - 0.5, outside).fpr95 == 0.94
+
+
 def test_aupr_depends_on_the_ratio_and_auroc_does_not():
     draws = np.random.default_rng(0)
     inside, outside = draws.normal(0, 1, 20000), draws.normal(1, 1, 20000)

@@ -16,6 +16,7 @@ from robustkpca.statistics import proportions, training_runs
 from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import noise, tiny, tiny_settings
+from tests.helpers.runs import with_rows
 
 
 def trained(family="symvit", number=3, rpc=None):
@@ -254,13 +255,10 @@ def test_one_image_is_shown_for_what_it_is(tmp_path):
     assert run_tables.views(single)[1].cells.iloc[0, 0].endswith("(-100.0 to +100.0; p = 1.000, not distinguishable)")
 
 
-def test_one_training_without_a_figure_leaves_the_mean_without_one(run, tmp_path):
-    from robustkpca.runs.run import Run
-
+def test_one_training_without_a_figure_leaves_the_mean_without_one(run):
     rows = run.rows
     lost = (rows["model"] == run.models[1]) & (rows["attack"] == "fgsm") & (rows["budget"] == "8/255")
-    torn = Run(tmp_path, run.manifest)
-    torn.__dict__["rows"] = rows[~lost]
+    torn = with_rows(run, rows[~lost])
     found = trainings.over_seeds(torn).set_index(["model", "attack", "budget"])
     cell = found.loc[("SymViT-w16d2h2", "fgsm", "8/255")]
     assert (cell["status"], pd.isna(cell["accuracy"])) == ("not run", True)

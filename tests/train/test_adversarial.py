@@ -33,6 +33,19 @@ def test_the_best_attack_on_a_linear_model_is_found(steps):
     torch.testing.assert_close(found, best)
 
 
+def test_a_step_is_two_and_a_half_times_eps_over_steps():
+    """From one side of the ball up a slope of one: five steps of half of eps, of which the last is cut off at the other side."""
+    images, seen = torch.full((1, 1, 1, 1), 0.5), []
+
+    def loss(moved):
+        seen.append(moved.item() - 0.5)
+        return moved.sum()
+
+    found = ascend(loss, images, images - 0.1, eps=0.1, steps=5)
+    assert seen == pytest.approx([-0.1, -0.05, 0.0, 0.05, 0.1], abs=1e-6)
+    assert found.item() == pytest.approx(0.6, abs=1e-6)
+
+
 def test_examples_stay_inside_and_touch_no_parameter():
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
     images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
