@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from robustkpca.datasets.images import ArraySamples, FileSamples
 from robustkpca.datasets.samples import Samples
@@ -22,26 +26,32 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".ti
 
 def fashion_mnist(path: Path, split: str) -> Samples:
     """The four idx files of Fashion-MNIST, packed or not, in `path` or where torchvision puts them below it."""
+    from torchvision.datasets import mnist
+
     nested = path / "FashionMNIST" / "raw"
     folder = nested if nested.is_dir() else path
     stem = "train" if split == "train" else "t10k"
-    images, labels = _idx(folder / f"{stem}-images-idx3-ubyte"), _idx(folder / f"{stem}-labels-idx1-ubyte")
+    images = _idx(folder / f"{stem}-images-idx3-ubyte", mnist.read_image_file)
+    labels = _idx(folder / f"{stem}-labels-idx1-ubyte", mnist.read_label_file)
     if len(images) != len(labels):
         raise DataError(f"{folder}: {len(images)} images but {len(labels)} labels")
     ids = [f"{split}/{i:05d}" for i in range(len(images))]
-    return ArraySamples("fashion-mnist", ids, labels.astype(np.int64), FASHION_CLASSES, images)
+    return ArraySamples("fashion-mnist", ids, labels, FASHION_CLASSES, images)
 
 
-def _idx(path: Path) -> NDArray[np.uint8]:
-    """An idx file of unsigned bytes, packed or not."""
+def _idx(path: Path, read: Callable[[str], Tensor]) -> NDArray[Any]:
+    """An idx file of unsigned bytes, packed or not, through one of torchvision's readers, which take plain files."""
     packed = path.with_name(path.name + ".gz")
     try:
-        raw = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
-        dims = raw[3]
-        shape = np.frombuffer(raw, ">i4", dims, offset=4)
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape).copy()  # writable, as torch wants it
-    except (OSError, EOFError, IndexError, ValueError) as error:
-        raise DataError(f"{path}[.gz]: expected an idx file of Fashion-MNIST ({error})") from None
+        if path.is_file():
+            return read(str(path)).numpy()
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / path.name
+            plain.write_bytes(gzip.decompress(packed.read_bytes()))
+            return read(str(plain)).numpy()
+    except (OSError, EOFError, zlib.error, AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it does not begin as one"
+        raise DataError(f"{path}[.gz]: expected an idx file of Fashion-MNIST ({reason})") from None
 
 
 def cifar(path: Path, split: str, hundred: bool = False) -> Samples:
@@ -89,22 +99,23 @@ def imagenet_o(path: Path, inside: Path) -> Samples:
     classes = out.classes
     position = {name: i for i, name in enumerate(classes)}
     names = [whole.classes[label] for label in whole.labels]
-    kept = [i for i, name in enumerate(names) if name in position]
+    chosen = [i for i, name in enumerate(names) if name in position]
     if absent := sorted(set(classes) - set(names)):
         raise DataError(
-            f"--in-distribution {inside}: {len(absent)} of the {len(classes)} classes of ImageNet-O have no images there "
+            f"--in-distribution {inside}: {len(absent)} of the {len(classes)} classes of ImageNet-O have no images "
+            "there "
             f"({', '.join(absent[:3])})"
         )
-    labels = [*out.labels.tolist(), *(position[names[i]] for i in kept)]
-    conditions = [OUT_OF_DISTRIBUTION] * len(out) + [IN_DISTRIBUTION] * len(kept)
+    labels = [*out.labels.tolist(), *(position[names[i]] for i in chosen)]
+    conditions = [OUT_OF_DISTRIBUTION] * len(out) + [IN_DISTRIBUTION] * len(chosen)
     return FileSamples(
         "imagenet-o",
-        [*(f"out/{i}" for i in out.ids), *(f"in/{whole.ids[i]}" for i in kept)],
+        [*(f"out/{i}" for i in out.ids), *(f"in/{whole.ids[i]}" for i in chosen)],
         np.array(labels, dtype=np.int64),
         classes,
         {"out": path, "in": _with_split(inside, "test")},
         conditions=conditions,
-        expected={OUT_OF_DISTRIBUTION: len(out), IN_DISTRIBUTION: len(kept)},
+        expected={OUT_OF_DISTRIBUTION: len(out), IN_DISTRIBUTION: len(chosen)},
         among=classes,
         ignored=[*out.ignored, *whole.ignored],
     )
@@ -115,18 +126,20 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
 
     Every corruption that is there should have severities 1 to 5; one without images counts as missing, not as nothing.
     """
-    found = [name for name in corruptions if (path / name).is_dir()]
-    if not found:
+    present = [name for name in corruptions if (path / name).is_dir()]
+    if not present:
         raise DataError(
-            f"data imagenet-c:{path}: expected the root of the tree, DIR/corruption/severity/wnid/image with corruptions such as "
-            f"{', '.join(corruptions[:3])}; it holds {', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}"
+            f"data imagenet-c:{path}: expected the root of the tree, DIR/corruption/severity/wnid/image with "
+            "corruptions such as "
+            f"{', '.join(corruptions[:3])}; it holds "
+            f"{', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}"
         )
     ids: list[str] = []
     names: list[str] = []
     conditions: list[Cell] = []
-    ignored = [f"{p.name}/" for p in sorted(path.iterdir()) if p.name not in found]
+    ignored = [f"{p.name}/" for p in sorted(path.iterdir()) if p.name not in present]
     expected: dict[Cell, int] = {}
-    for corruption in found:
+    for corruption in present:
         for severity in range(1, 6):
             cell = Cell.parse(f"{RELEASED}/{corruption}", str(severity))
             folder = path / corruption / str(severity)
@@ -140,8 +153,16 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
     position = {name: i for i, name in enumerate(classes)}
     labels = np.array([position[name] for name in names], dtype=np.int64)
     return FileSamples(
-        "imagenet-c", ids, labels, classes, {"": path}, resized=False, conditions=conditions, expected=expected, ignored=ignored
-    )  # fmt: skip
+        "imagenet-c",
+        ids,
+        labels,
+        classes,
+        {"": path},
+        resized=False,
+        conditions=conditions,
+        expected=expected,
+        ignored=ignored,
+    )
 
 
 def _with_split(path: Path, split: str) -> Path:
@@ -183,7 +204,8 @@ def _class_folders(name: str, path: Path, *, wnids: bool = False, among: tuple[s
     classes = tuple(sorted({c for _, c in pairs}))
     if wnids and (strange := [c for c in classes if not (c.startswith("n") and c[1:].isdecimal())]):
         raise DataError(
-            f"data {name}: expected folders named by WordNet ids such as n01440764 in {path}, got {', '.join(strange[:3])}"
+            f"data {name}: expected folders named by WordNet ids such as n01440764 in {path}, got "
+            f"{', '.join(strange[:3])}"
         )
     position = {c: i for i, c in enumerate(classes)}
     labels = np.array([position[c] for _, c in pairs], dtype=np.int64)

@@ -8,8 +8,8 @@ from PIL import Image
 
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import preprocess
-from robustkpca.datasets.sources import load_samples
-from robustkpca.errors import DataError
+from robustkpca.datasets.sources import DATASETS, load_samples
+from robustkpca.errors import DataError, SpecError
 from robustkpca.models.settings import Preprocessing
 from tests.helpers.oracles import tiny_settings
 
@@ -82,9 +82,31 @@ def test_idx_files_packed_and_not(tmp_path):
     (nested / "t10k-labels-idx1-ubyte").write_bytes(files["t10k-labels-idx1-ubyte"][:-1] + bytes([77]))
     with pytest.raises(DataError, match="expected labels from 0 to 9, got 1 to 77"):
         load_samples(f"fashion-mnist:{tmp_path / 'root'}")
-    (nested / "t10k-images-idx3-ubyte").write_bytes(files["t10k-images-idx3-ubyte"][:900])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "invalid literal"),
+        (b"\x00\x00\x08", "begin as one"),
+        (b"<html>not found</html>", "begin as one"),
+        (struct.pack(">BBBBiii", 0, 0, 8, 3, 5, 28, 28) + bytes(900), "shape '.5, 28, 28.' is invalid"),
+        (struct.pack(">BBBBiii", 0, 0, 8, 3, 1, 28, 28) + bytes(785), "shape '.1, 28, 28.' is invalid"),
+        (struct.pack(">BBBBiii", 0, 0, 13, 3, 1, 2, 2) + bytes(16), "torch.uint8 instead of torch.float32"),
+        (struct.pack(">BBBBi", 0, 0, 8, 1, 4) + bytes(4), "3 dimension instead of 1"),
+    ],
+)
+def test_what_is_no_idx_file_is_one_clear_line(tmp_path, raw, message):
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBi", 0, 0, 8, 1, 1) + b"\x03")
+    for name, content in (("t10k-images-idx3-ubyte", raw), ("t10k-images-idx3-ubyte.gz", gzip.compress(raw))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"t10k-images-idx3-ubyte.*idx file of Fashion-MNIST .*{message}") as error:
+            load_samples(f"fashion-mnist:{tmp_path}")
+        assert "\n" not in str(error.value)
+        (tmp_path / name).unlink()
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(raw + bytes(99))[:30])
     with pytest.raises(DataError, match="idx file"):
-        load_samples(f"fashion-mnist:{tmp_path / 'root'}")
+        load_samples(f"fashion-mnist:{tmp_path}")
 
 
 def test_a_folder_of_pictures(toyset):
@@ -135,6 +157,49 @@ def test_a_picture_that_cannot_be_decoded_names_itself(toyset, spoil):
 def test_data_that_does_not_exist(spec, message):
     with pytest.raises(DataError, match=message):
         load_samples(spec)
+
+
+OWN = """
+import numpy as np
+from robustkpca.datasets.images import ArraySamples
+
+def squares(split):
+    "Grey squares."
+    pixels = np.full((6, 8, 8), 7 if split == "test" else 9, dtype=np.uint8)
+    return ArraySamples("squares", [str(i) for i in range(6)], np.arange(6) % 2, ("a", "b"), pixels)
+
+def nothing(split):
+    return split
+"""
+
+
+def test_data_by_import_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_data_of_a_test.py").write_text(OWN)
+    samples = load_samples("own_data_of_a_test:squares", limit=2)
+    assert (len(samples), samples.pixels.max()) == (2, 7)
+    assert load_samples("own_data_of_a_test:squares", split="train").pixels.max() == 9
+    with pytest.raises(SpecError, match="expected a Samples, got str from own_data_of_a_test:nothing"):
+        load_samples("own_data_of_a_test:nothing")
+    with pytest.raises(SpecError, match=r"unknown name 'squared'. Did you mean 'squares'"):
+        load_samples("own_data_of_a_test:squared")
+
+
+def test_data_that_others_register(tmp_path, monkeypatch):
+    monkeypatch.setattr(DATASETS, "_registered", dict(DATASETS._registered))
+    space = {}
+    exec(OWN, space)
+    DATASETS.register("squares")(space["squares"])
+    DATASETS.register("nothing")(space["nothing"])
+    DATASETS.register("number")(3)
+    assert DATASETS["squares"].title == "Grey squares."
+    assert len(load_samples("squares")) == 6
+    with pytest.raises(DataError, match="it is embedded and takes no folder"):
+        load_samples(f"squares:{tmp_path}")
+    with pytest.raises(SpecError, match="data nothing: expected Samples, got 'test'"):
+        load_samples("nothing")
+    with pytest.raises(SpecError, match="data number: expected a Source or a function"):
+        load_samples("number")
 
 
 def test_folders_without_images(tmp_path):

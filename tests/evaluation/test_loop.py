@@ -15,7 +15,7 @@ from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
-from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
+from robustkpca.suites.cell import CLEAN, CLEAN_CELL, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.attacks import Shift, register, suite_of
 from tests.helpers.oracles import GREY, Linear, classifier_of, linear_accuracy, tiny

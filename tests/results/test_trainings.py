@@ -13,7 +13,7 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report, run_tables, summary
 from robustkpca.results import accuracy, trainings
 from robustkpca.statistics import proportions, training_runs
-from robustkpca.suites.cell import CLEAN_CELL, CLEAN, Cell
+from robustkpca.suites.cell import CLEAN, CLEAN_CELL
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import noise, tiny, tiny_settings
 from tests.helpers.runs import with_rows
