@@ -116,7 +116,7 @@ def test_a_cascade_attacks_survivors_only_and_adds_up(noise_samples, tmp_path, m
                 given.append((self.name, tuple(ids[image.numpy().tobytes()] for image in images)))
                 return super().forward(images, labels)
 
-        monkeypatch.setitem(registry.METHODS, method, replace(registry.METHODS[method], attack=Spy))
+        monkeypatch.setitem(registry.METHODS._registered, method, replace(registry.METHODS[method], attack=Spy))
     run = evaluate([classifier], samples, [suite], tmp_path / "run")
     alive = set(samples.ids[4:])
     for label, spec in suite.attacks.items():
@@ -154,7 +154,7 @@ def test_a_part_that_breaks_takes_those_after_it_along(noise_samples, tmp_path, 
         def forward(self, images, labels):
             raise RuntimeError("no kernel")
 
-    monkeypatch.setitem(registry.METHODS, "APGDT", replace(registry.METHODS["APGDT"], attack=Breaks))
+    monkeypatch.setitem(registry.METHODS._registered, "APGDT", replace(registry.METHODS["APGDT"], attack=Breaks))
     run = evaluate([tiny()], noise_samples, [changed("autoattack", "1/255", steps=2, n_queries=4)], tmp_path / "run")
     texts = {s.cell.attack.rpartition("/")[2]: s.text for s in run.statuses}
     assert texts["apgd-ce"] == "complete"

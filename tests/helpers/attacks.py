@@ -27,7 +27,7 @@ class Shift(Attack):
 def register(patch: pytest.MonkeyPatch, **attacks: type[Attack]) -> None:
     """Make attack classes methods under these names, until the test ends; known names are replaced."""
     for name, attack in attacks.items():
-        patch.setitem(METHODS, name, Method(attack, ("linf", "l2", "l1"), lengths=("eps", "by")))
+        patch.setitem(METHODS._registered, name, Method(attack, ("linf", "l2", "l1"), lengths=("eps", "by")))
 
 
 def suite_of(attacks: Sequence[dict[str, Any]], name: str = "own", **threat: Any) -> Suite:
