@@ -1,15 +1,16 @@
 """A model's attention as kernel PCA, by layer and head, over many images: the tables of `robustkpca analyze`.
 
 The model runs in float32 as in an evaluation; queries, keys and values are caught at each attention layer and
-analysed in float64 by `robustkpca.kpca.theory`. Only running means are kept, so the number of images costs no memory.
+analysed in float64 by `robustkpca.kpca.theory`. Only means and sums of squares
+are kept of each chunk of images, so the number of images costs no memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError, SpecError, unknown
+from robustkpca.evaluation.loop import Resources
+from robustkpca.evaluation.passes import Keep, over_chunks
 from robustkpca.kpca import theory
 from robustkpca.models.attention import (
     AlphaScaledAttention,
@@ -30,6 +33,7 @@ from robustkpca.models.attention import (
     SymmetricAttention,
 )
 from robustkpca.models.classifier import Classifier
+from robustkpca.runs.folder import chunk_ranges
 
 
 @dataclass
@@ -163,12 +167,17 @@ class Mean:
         self.n = 0
         self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
-    def add(self, values: Tensor) -> None:
-        """`values`: (B, ...), a row for each image."""
+    @staticmethod
+    def parts(values: Tensor) -> tuple[Tensor, Tensor]:
+        """(mean, sum of squared deviations) over images of `values`, (B, ...)."""
         values = values.detach().to("cpu", torch.float64)
-        more, mean = len(values), values.mean(0)
+        mean = values.mean(0)
+        return mean, (values - mean).square().sum(0)
+
+    def add(self, more: int, mean: Tensor, squares: Tensor) -> None:
+        """Take in `more` images, of which `parts` are known."""
         delta, total = mean - self.mean, self.n + more
-        self.squares = self.squares + (values - mean).square().sum(0) + delta.square() * (self.n * more / total)
+        self.squares = self.squares + squares + delta.square() * (self.n * more / total)
         self.mean = self.mean + delta * (more / total)
         self.n = total
 
@@ -188,12 +197,29 @@ class Layer:
     shape: tuple[int, int, int] = (0, 0, 0)  # heads, tokens, head width
     means: dict[tuple[str, str], Mean] = field(default_factory=dict)
 
-    def add(self, heads: Heads, analyses: Sequence[str]) -> None:
-        self.shape = (heads.k.shape[1], heads.k.shape[2], heads.k.shape[3])
+    values: dict[str, Tensor] = field(default_factory=dict)  # of the images in hand, by "number/table/quantity"
+
+    def take(self, heads: Heads, analyses: Sequence[str]) -> None:
+        """Analyse the images in hand."""
+        batch = len(heads.k)
+        shape = torch.tensor([heads.k.shape[1], heads.k.shape[2], heads.k.shape[3]])
+        self.values = {f"{self.number}/shape": shape.expand(batch, 3)}
         for analysis in analyses:
             for table, quantities in ANALYSES[analysis](heads).items():
                 for quantity, values in quantities.items():
-                    self.means.setdefault((table, quantity), Mean()).add(values)
+                    self.values[f"{self.number}/{table}/{quantity}"] = values
+
+    def add(self, more: int, summary: Mapping[str, Tensor]) -> None:
+        """Take in the summary of a chunk of `more` images."""
+        for key, mean in summary.items():
+            number, *rest = key.split("/")
+            if int(number) != self.number or rest[-1] == "squares":
+                continue
+            if rest == ["shape"]:
+                heads, tokens, width = (int(size) for size in mean)
+                self.shape = (heads, tokens, width)
+                continue
+            self.means.setdefault((rest[0], rest[1]), Mean()).add(more, mean, summary[f"{key}/squares"])
 
     def rows(self, table: str) -> pd.DataFrame:
         """Tidy rows of `table`: layer, head, the table's index, then each quantity with its standard error (`_se`)."""
@@ -221,21 +247,33 @@ class Analysis:
     warnings: list[str]
 
 
+def summarise(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is kept of a chunk: of each quantity its mean and sum of squared deviations over images."""
+    summary: dict[str, Tensor] = {}
+    for key, of_images in values.items():
+        if key.endswith("/shape"):
+            summary[key] = of_images[0]
+        else:
+            summary[key], summary[f"{key}/squares"] = Mean.parts(of_images)
+    return summary
+
+
 def analyze(
     classifier: Classifier,
     samples: Samples,
     analyses: Sequence[str] = (),
     *,
     batch_size: int = 20,
+    keep: Keep | None = None,
+    resources: Resources | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Kernel PCA of every attention layer on `samples`; `analyses` are names of ANALYSES (default: all that apply).
 
-    `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention
+    `keep`: a folder for the results of chunks, from which the same call goes on, and through which several processes share
+    the work. `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention
     that an analysis needs.
     """
-    if batch_size < 1:
-        raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
     layers, ignored = attention_layers(classifier, analyses)
     if broken := [name for name, p in classifier.network.named_parameters() if not p.isfinite().all()]:
         raise DataError(
@@ -243,16 +281,26 @@ def analyze(
         )
     chosen = list(analyses or ANALYSES)
     warnings = [f"{name}: {kind} is not analysed" for name, kind in ignored]
-    done = 0
+
+    def compute(images: Tensor) -> dict[str, Tensor]:
+        for layer in layers:
+            layer.values = {}
+        with _caught(layers, len(images), chosen):
+            classifier(images)
+        return {key: values for layer in layers for key, values in layer.values.items()}
+
+    resources = resources or Resources()
+    if on_progress:
+        report = on_progress
+        resources = replace(resources, on_progress=lambda now: report(int(now.done), int(now.total)))
     with torch.inference_mode(False), torch.no_grad():
-        for first in range(0, len(samples), batch_size):
-            chunk = range(first, min(first + batch_size, len(samples)))
-            images = torch.stack([samples.image(i, classifier.settings.preprocessing) for i in chunk])
-            with _caught(layers, len(chunk), chosen):
-                classifier(images.to(classifier.device))
-            done += len(chunk)
-            if on_progress:
-                on_progress(done, len(samples))
+        summaries = over_chunks(
+            classifier, samples, compute, batch_size=batch_size, summarise=summarise, keep=keep, resources=resources
+        )
+    for chunk, summary in zip(chunk_ranges(len(samples), batch_size), summaries, strict=True):
+        for layer in layers:
+            layer.add(len(chunk), summary)
+    done = len(samples)
     if unused := [str(layer.number) for layer in layers if not layer.shape[-1]]:
         warnings.append(f"attention of layers {', '.join(unused)}: not run by the model")
     tables = {}
@@ -318,7 +366,7 @@ def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Ite
         if not all(part.isfinite().all() for part in (heads.q, heads.k, heads.v)):
             raise DataError(f"{layer.name} (layer {layer.number}): its queries, keys or values are not finite")
         q, k, v = heads.q.double(), heads.k.double(), heads.v.double()
-        layer.add(Heads(q, k, v, heads.pursuit, _untrained(x.double(), v)), analyses)
+        layer.take(Heads(q, k, v, heads.pursuit, _untrained(x.double(), v)), analyses)
 
     handles = [layer.module.register_forward_hook(partial(catch, layer), with_kwargs=True) for layer in layers]
     try:

@@ -37,7 +37,8 @@ class ModelRecord(Frozen):
     source: str
     weights: str | None = None
     parameters: int | None = None
-    settings: ModelSettings | dict[str, Any] | None = None  # a ModelSettings for classification
+    # A ModelSettings for classification, and read back as one: a plain dict would else match better.
+    settings: ModelSettings | dict[str, Any] | None = Field(default=None, union_mode="left_to_right")
     attention: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
 from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError
+from robustkpca.evaluation.passes import over_chunks
 from robustkpca.kpca import analysis
 from robustkpca.models import checkpoints
 from robustkpca.models.classifier import Classifier
@@ -82,15 +83,13 @@ def preprocessing_of(images: torch.Tensor) -> Preprocessing:
 
 @torch.no_grad()
 def accuracy(classifier: Classifier, samples: Samples, batch_size: int = 500) -> float:
-    """Share of right answers, in [0, 1]."""
+    """Share of right predictions, in [0, 1]."""
     labels = torch.from_numpy(samples.labels_for(classifier.settings))
-    right = 0
-    for first in range(0, len(samples), batch_size):
-        chunk = range(first, min(first + batch_size, len(samples)))
-        images = torch.stack([samples.image(i, classifier.settings.preprocessing) for i in chunk])
-        answers = classifier(images.to(classifier.device)).argmax(1).cpu()
-        right += int((answers == labels[chunk.start : chunk.stop]).sum())
-    return right / len(samples)
+    chunks = over_chunks(
+        classifier, samples, lambda images: {"prediction": classifier(images).argmax(1)}, batch_size=batch_size
+    )
+    predictions = torch.cat([chunk["prediction"] for chunk in chunks])
+    return int((predictions == labels).sum()) / len(samples)
 
 
 def run(
