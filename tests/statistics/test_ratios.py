@@ -367,7 +367,8 @@ def coverage(make, clusters, simulations=2000, resamples=199):
 
 
 def test_coverage_with_forty_clusters():
-    assert 0.935 <= coverage(articles, 40) <= 0.965
+    # Standard error with 1,000: 0.7 %.
+    assert 0.93 <= coverage(articles, 40, simulations=1000) <= 0.97
 
 
 @pytest.mark.slow
@@ -417,16 +418,21 @@ def alarms(make, clusters, effect=1.0, simulations=2000, resamples=199, transfor
     return shares
 
 
-def test_false_alarms_and_coverage_of_the_paired_comparison():
-    # With 199 draws, p < 0.05 means p <= 0.045, the level of the test to the last digit. Standard error 0.46 %.
-    both, less, greater, held = alarms(articles, 40)
-    assert max(both, less, greater) < 0.055
+def test_false_alarms_stay_under_five_per_cent(monkeypatch):
+    # The intervals are left out, which leaves time for many sets. With 199 draws p < 0.05 means p <= 0.045, a test of
+    # level 4.5 %. Standard error with 5,000: 0.3 %.
+    monkeypatch.setattr(ratios, "_studentised", lambda *_: (-1.0, 1.0))
+    both, less, greater, _ = alarms(articles, 40, simulations=5000)
+    assert max(both, less, greater) < 0.05
     assert min(both, less, greater) > 0.03
-    assert 0.935 <= held <= 0.97
+
+
+def test_coverage_of_a_difference():
+    assert 0.93 <= alarms(articles, 40, simulations=800)[3] <= 0.975
 
 
 def test_the_paired_comparison_sees_an_effect():
-    both, less, greater, held = alarms(articles, 40, effect=1.2, simulations=300)
+    both, less, greater, held = alarms(articles, 40, effect=1.2, simulations=200)
     assert both > 0.6
     assert greater > both
     assert less < 0.01
@@ -440,5 +446,5 @@ def test_the_paired_comparison_sees_an_effect():
 )
 def test_false_alarms_of_skewed_sums(make, clusters, transform):
     both, less, greater, held = alarms(make, clusters, transform=transform)
-    assert max(both, less, greater) < 0.058
-    assert 0.93 <= held <= 0.975
+    assert max(both, less, greater) < 0.058  # 4.5 % and 2.8 standard errors
+    assert 0.935 <= held <= 0.985  # differences of exchangeable models are not skewed: rather too wide
