@@ -98,11 +98,11 @@ def bootstrap_interval(
     (Efron 1982; Hall 1988).
 
     Clusters are drawn with replacement; t* = (R* - R) / se*, with the standard error of `influence`; the interval is
-    R - se (quantiles of t*). Simulated coverage at 95 %, 30 and 60 clusters of unequal sizes with skewed values: 94.5 to
-    96.5 %; where sizes have a very long tail (log-normal, sigma 1) 93 %. Percentile intervals covered 88 to 94.5 % of the
-    same kinds of sets, BCa 87 to 94 %, which is why this one was chosen. Two guards for few clusters: se* takes in one
-    cluster's worth of se, so that resamples in which nothing varies stay finite, and the interval holds Student's with
-    C - 1 degrees of freedom.
+    R - se (quantiles of t*). Simulated coverage at 95 %, 30 and 60 clusters of unequal sizes with skewed values: 94.5
+    to 96.5 %; where sizes have a very long tail (log-normal, sigma 1) 93 %. Percentile intervals covered 88 to 94.5 %
+    of the same kinds of sets, BCa 87 to 94 %, which is why this one was chosen. Two guards for few clusters: se*
+    takes in one cluster's worth of se, so that resamples in which nothing varies stay finite, and the interval holds
+    Student's with C - 1 degrees of freedom.
 
     `bounds`: what the ratio can be, before the transform ([0, 1] for IoU); the interval is cut to it. One cluster
     tells nothing of the others: the interval is `bounds`. Where several clusters agree exactly, width 0 would be
