@@ -98,10 +98,11 @@ def bootstrap_interval(
     (Efron 1982; Hall 1988).
 
     Clusters are drawn with replacement; t* = (R* - R) / se*, with the standard error of `influence`; the interval is
-    R - se (quantiles of t*). Of skewed sums of 30 and 60 clusters it covers 93 to 96 % at 95 %, where percentile
-    intervals cover 88 to 94 % and BCa 87 to 93 % (the tests simulate it; large sizes with a long tail are the hard
-    case). Two guards for few clusters: se* takes in one cluster's worth of se, so that resamples in which nothing
-    varies stay finite, and the interval holds Student's with C - 1 degrees of freedom.
+    R - se (quantiles of t*). Simulated coverage at 95 %, 30 and 60 clusters of unequal sizes with skewed values: 94.5
+    to 96.5 %; where sizes have a very long tail (log-normal, sigma 1) 93 %. Percentile intervals covered 88 to 94.5 %
+    of the same kinds of sets, BCa 87 to 94 %, which is why this one was chosen. Two guards for few clusters: se*
+    takes in one cluster's worth of se, so that resamples in which nothing varies stay finite, and the interval holds
+    Student's with C - 1 degrees of freedom.
 
     `bounds`: what the ratio can be, before the transform ([0, 1] for IoU); the interval is cut to it. One cluster
     tells nothing of the others: the interval is `bounds`. Where several clusters agree exactly, width 0 would be
