@@ -120,7 +120,7 @@ def test_running_mean():
     torch.testing.assert_close(mean.mean, values.mean(0))
     torch.testing.assert_close(mean.error, values.std(0) / 23**0.5, rtol=1e-9, atol=0)
     single = Mean()
-    single.add(values[:1])
+    single.add(1, *Mean.parts(values[:1]))
     assert single.error.isnan().all()
 
 
