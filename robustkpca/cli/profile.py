@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robustkpca.cli.app import Device, Lambda, app, choice, out, pick_device, print_table
-from robustkpca.cli.models import Checkpoint, Checkpointing, Compile, Dtype, ImageSize, Iterations, Model, classifiers
+from robustkpca.cli.options import (
+    Checkpoint,
+    Checkpointing,
+    Compile,
+    Device,
+    Dtype,
+    ImageSize,
+    Iterations,
+    Lambda,
+    Model,
+)
+from robustkpca.cli.show import print_table, write, wrote
+from robustkpca.cli.start import classifiers, model_options, pick_device
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -18,7 +29,6 @@ if TYPE_CHECKING:
     from robustkpca.profile import Cost
 
 
-@app.command()
 def profile(
     model: Model = None,
     checkpoint: Checkpoint = None,
@@ -47,19 +57,17 @@ def profile(
     if not model:
         raise SpecError("--model: expected at least one, e.g. symvit-tiny; see `robustkpca models`")
     where = pick_device(device)
-    choice("--dtype", dtype, tuple(DTYPES))
     if checkpoint:
         places = layers[0] if layers else None
-        made = classifiers(
-            model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size, classes=None, weights="raw"
-        )  # fmt: skip
+        options = model_options(model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size)
+        made = classifiers(options, "cpu")
     else:
         made = [*_untrained(model, iterations, lam, layers, img_size)]
     way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
-    found = [m.to(torch.device(where)).variant(**way) for m in made if isinstance(m, Classifier)]
+    timed = [m.to(torch.device(where)).variant(**way) for m in made if isinstance(m, Classifier)]
     if unusable := [m.reason for m in made if isinstance(m, Unusable)]:
         raise SpecError(unusable[0])
-    costs = profile.profile(found, batch_size=batch_size, repeats=repeats)
+    costs = profile.profile(timed, batch_size=batch_size, repeats=repeats)
     table = costs_table(costs)
     notes = [
         f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; gradient: forward and backward pass to "
@@ -69,9 +77,8 @@ def profile(
     ]
     print_table("Cost", table, notes)
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        out_file.write_text(_written(costs, table, notes, out_file.suffix), encoding="utf-8")
-        out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
+        write(out_file, _written(costs, table, notes, out_file.suffix))
+        wrote(out_file)
 
 
 def costs_table(costs: list[Cost]) -> pd.DataFrame:
@@ -105,7 +112,8 @@ def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: s
     from robustkpca.page import Heading, Paragraph, Table, to_markdown
 
     if suffix == ".csv":
-        return pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+        text: str = pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+        return text
     return to_markdown([Heading("Cost", 1), Table(table), *map(Paragraph, notes)], "")
 
 
@@ -113,24 +121,28 @@ def _untrained(
     names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
 ) -> list[Classifier]:
     """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
+    from robustkpca.extensions import is_import_path
     from robustkpca.models.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.models.options import ModelOptions, load_model
     from robustkpca.models.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
     from robustkpca.profile import untrained
 
     counts = parse_iterations(iterations) if iterations is not None else (None,)
     places = [parse_layers(text) for text in layers] if layers else [None]
-    found: list[Classifier] = []
+    made: list[Classifier] = []
     for name in names:
         if name in EMBEDDED:
             plain = load_classifier(name)
             changed = plain.settings.rpc is not None and (iterations is not None or lam is not None or layers)
-            found += (
+            made += (
                 [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
                 if changed
                 else [plain]
             )
+        elif is_import_path(name):
+            made.append(load_model(name, None, ModelOptions(img_size=img_size)))
         elif split_name(name)[0] not in PURSUING:
-            found.append(untrained(name, img_size=img_size or 224))
+            made.append(untrained(name, img_size=img_size or 224))
         elif iterations is None or lam is None:
             raise SpecError(f"model {name}: expected --iterations and --lambda")
         else:
@@ -138,8 +150,8 @@ def _untrained(
                 for n in counts:
                     settings = {"iterations": n, "lambda": lam, "layers": place or "first"}
                     rpc = RPCSettings.parse(settings, "RPC settings")
-                    found.append(untrained(name, rpc=rpc, img_size=img_size or 224))
+                    made.append(untrained(name, rpc=rpc, img_size=img_size or 224))
     given = [flag for flag, value in (("--iterations", iterations), ("--lambda", lam), ("--layers", layers)) if value]
-    if given and not any(c.settings.rpc for c in found):
+    if given and not any(c.settings.rpc for c in made):
         raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, got {', '.join(names)}")
-    return found
+    return made
