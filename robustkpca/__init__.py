@@ -9,11 +9,12 @@ HOMES is the public API: a name that is not in it is private. Names are imported
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from robustkpca._version import __version__
 
+TYPE_CHECKING = False  # checkers take it as true; `typing` would be most of what this import costs
 if TYPE_CHECKING:  # the same as HOMES, for type checkers and editors
+    from typing import Any
+
     from robustkpca.datasets.sources import load_samples
     from robustkpca.diagnosis.findings import findings
     from robustkpca.evaluation.loop import evaluate

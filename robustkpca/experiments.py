@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,13 +13,13 @@ from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
 from robustkpca.evaluation.loop import Progress, Resources, carry_out
 from robustkpca.evaluation.plan import Plan
-from robustkpca.models.checkpoints import load_classifier
-from robustkpca.models.classifier import Classifier
+from robustkpca.models.model import Model, Unusable
+from robustkpca.models.options import ModelOptions, load_model
 from robustkpca.report import paper_tables
 from robustkpca.runs.run import Run
-from robustkpca.runtime.sharing import ALONE, Place
+from robustkpca.runtime.place import ALONE, Place
 from robustkpca.suites.suite import load_suite
-from robustkpca.tasks.base import Options, Unusable
+from robustkpca.tasks.base import Options
 
 
 class Part(Frozen):
@@ -42,18 +43,18 @@ class ModelEntry(Frozen):
 
     name: str | None = None
     checkpoint: str | None = None
-    weights: str = Field(default="raw", pattern="^(raw|ema)$")
+    weights: Literal["raw", "ema"] = "raw"
     iterations: int | None = None
     lam: float | None = Field(default=None, alias="lambda")
-    layers: str | tuple[int, ...] | None = None
+    layers: Literal["first", "all"] | tuple[int, ...] | None = None
     heads: int | None = None
     img_size: int | None = None
 
-    def load(self, device: str) -> Classifier | Unusable:
+    def load(self, device: str) -> Model | Unusable:
+        """The model, on `device`; Unusable where its weights do not load."""
+        options = ModelOptions(**self.model_dump(exclude={"name", "checkpoint", "iterations"}))
         try:
-            return load_classifier(
-                self.name, self.checkpoint, device=device, **self.model_dump(exclude={"name", "checkpoint"})
-            )
+            return load_model(self.name, self.checkpoint, options, self.iterations, device)
         except CheckpointError as error:
             return Unusable(
                 self.name or Path(self.checkpoint or "").stem, self.checkpoint or str(self.name), str(error)

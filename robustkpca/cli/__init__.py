@@ -1,7 +1,49 @@
-"""The command line: parse, call, print, exit code. Heavy imports live inside the commands, so that --help is instant."""
+"""The command line: parse, call, print, exit code.
 
-# The order in which commands are registered is the order of --help.
-from robustkpca.cli import analyze, lists, profile, reading, train, work
-from robustkpca.cli.app import main
+This module imports only what Python has loaded anyway: what takes time is imported within `main`, where Ctrl-C is one
+line. Heavy imports (torch, pandas) stand inside the commands, so that --help is instant.
+"""
 
-__all__ = ["analyze", "lists", "main", "profile", "reading", "train", "work"]
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+INTERRUPTED = 130  # as a shell counts a process that SIGINT ended
+
+
+def main() -> None:
+    """Entry point. Ends the process: 0, the command's own exit code, 2 for what the user gave, 130 for Ctrl-C."""
+    try:
+        import signal
+
+        # A shell that starts a process in the background has it ignore Ctrl-C: then it stays ignored.
+        ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if ours:
+            signal.signal(signal.SIGINT, _stop)
+        try:
+            from robustkpca.cli.app import run
+
+            code = run()
+        finally:
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    sys.exit(code)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C while a module is imported ends the process at once: nothing is at stake, and libraries wrap or swallow an exception there."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robustkpca.cli.app import (
+from robustkpca.cli.options import (
+    MODEL_HELP,
+    Analysis,
+    Checkpoint,
+    Classes,
+    Data,
     Device,
+    Heads,
+    ImageSize,
+    Iterations,
     Lambda,
     Layers,
     Limit,
     Seed,
-    app,
-    err,
-    out,
-    pick_device,
-    print_table,
-    progress_bar,
+    Weights,
+    complete_models,
 )
-from robustkpca.cli.models import Checkpoint, Classes, Data, Heads, ImageSize, Iterations, Weights, classifiers
+from robustkpca.cli.show import err, print_table, show
+from robustkpca.cli.start import load, model_options, pick_device, progress_bar, split_loaded
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -30,22 +35,19 @@ if TYPE_CHECKING:
     from robustkpca.models.classifier import Classifier
 
 
-@app.command()
 def analyze(
     models: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, or timm:NAME.",
+            help=MODEL_HELP,
             show_default=False,
+            autocompletion=complete_models,
         ),
     ] = None,
     checkpoint: Checkpoint = None,
     data: Data = "fashion-mnist",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="loss, gamma, spectrum or pursuit (default: all that apply). Repeatable."),
-    ] = None,
+    only: Annotated[list[Analysis] | None, typer.Option(help="Default: all that apply. Repeatable.")] = None,
     log: Annotated[
         list[Path] | None,
         typer.Option(
@@ -60,7 +62,7 @@ def analyze(
     img_size: ImageSize = None,
     classes: Classes = None,
     limit: Limit = 100,
-    batch_size: Annotated[int, typer.Option(help="Images a batch; changes no figure beyond rounding.")] = 20,
+    batch_size: Annotated[int, typer.Option(help="Images a batch; changes no result beyond rounding.")] = 20,
     seed: Seed = 0,
     device: Device = "auto",
     out_dir: Annotated[
@@ -70,11 +72,9 @@ def analyze(
     """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it pursues."""
     import pandas as pd
 
-    from robustkpca.datasets.sources import load_samples
     from robustkpca.kpca import analysis
     from robustkpca.kpca import page as kpca_page
     from robustkpca.kpca.plots import read_log
-    from robustkpca.models.classifier import Classifier
     from robustkpca.runs.request import fingerprint
 
     if not models and not checkpoint:
@@ -82,27 +82,31 @@ def analyze(
     for path in log or ():
         read_log(path)  # a fault in it is found before the work is done
     where = pick_device(device)
-    samples = load_samples(data, limit=limit, seed=seed)
-    loaded = classifiers(
-        models,
-        checkpoint,
-        iterations=iterations,
-        layers=layers,
-        classes=classes,
-        weights=weights,
-        lam=lam,
-        heads=heads,
-        img_size=img_size,
-        device=where,
+    from robustkpca.datasets.sources import load_images
+
+    samples = load_images(data, limit=limit, seed=seed)
+    loaded = load(
+        model_options(
+            models,
+            checkpoint,
+            iterations=iterations,
+            layers=layers,
+            classes=classes,
+            weights=weights,
+            lam=lam,
+            heads=heads,
+            img_size=img_size,
+        ),
+        where,
     )
-    usable = [m for m in loaded if isinstance(m, Classifier)]
-    failed = [f"{m.title}: failed: {m.reason}" for m in loaded if not isinstance(m, Classifier)]
+    usable, unusable = split_loaded(loaded)
+    failed = [f"{m.title}: failed: {m.reason}" for m in unusable]
     found: dict[str, list[pd.DataFrame]] = {}
     warnings = list(failed)
     labels = _labels(usable)
     for model in usable:
         analysis.attention_layers(model, only or ())  # raises before another model's work is done
-    receipt = _receipt(labels, samples, only or [*analysis.ANALYSES], seed, batch_size, where)
+    receipt = _receipt(labels, samples, [*(only or analysis.ANALYSES)], seed, batch_size, where)
     if out_dir is None:
         out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
     kpca_page.claim(out_dir)
@@ -133,7 +137,7 @@ def analyze(
         print_table(title, cells, notes)
     for text in warnings:
         err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"page, figures and tables: {files[0]}", markup=False, highlight=False, soft_wrap=True)
+    show(f"page, figures and tables: {files[0]}")
     if failed:
         raise typer.Exit(1)
 

@@ -7,18 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robustkpca.cli.app import Device, Lambda, app, choice, out, pick_device, print_table
-from robustkpca.cli.models import Checkpoint, Checkpointing, Compile, Dtype, ImageSize, Iterations, Model, classifiers
+from robustkpca.cli.options import (
+    Checkpoint,
+    Checkpointing,
+    Compile,
+    Device,
+    Dtype,
+    ImageSize,
+    Iterations,
+    Lambda,
+    Model,
+)
+from robustkpca.cli.show import print_table, write, wrote
+from robustkpca.cli.start import load, model_options, pick_device, split_loaded
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from robustkpca.models.classifier import Classifier
+    from robustkpca.models import model as any_model
     from robustkpca.profile import Cost
 
 
-@app.command()
 def profile(
     model: Model = None,
     checkpoint: Checkpoint = None,
@@ -40,27 +50,25 @@ def profile(
     import torch
 
     from robustkpca import profile
-    from robustkpca.models.classifier import DTYPES, Classifier
-    from robustkpca.tasks.base import Unusable
+    from robustkpca.models.classifier import DTYPES
 
     if out_file is not None and out_file.suffix not in (".csv", ".md"):
         raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
     if not model:
         raise SpecError("--model: expected at least one, e.g. symvit-tiny; see `robustkpca models`")
     where = pick_device(device)
-    choice("--dtype", dtype, tuple(DTYPES))
     if checkpoint:
         places = layers[0] if layers else None
-        made = classifiers(
-            model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size, classes=None, weights="raw"
-        )  # fmt: skip
+        options = model_options(model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size)
+        made = load(options, "cpu")
     else:
         made = [*_untrained(model, iterations, lam, layers, img_size)]
     way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
-    found = [m.to(torch.device(where)).variant(**way) for m in made if isinstance(m, Classifier)]
-    if unusable := [m.reason for m in made if isinstance(m, Unusable)]:
-        raise SpecError(unusable[0])
-    costs = profile.profile(found, batch_size=batch_size, repeats=repeats)
+    usable, unusable = split_loaded(made)
+    if unusable:
+        raise SpecError(unusable[0].reason)
+    timed = [m.to(torch.device(where)).variant(**way) for m in usable]
+    costs = profile.profile(timed, batch_size=batch_size, repeats=repeats)
     table = costs_table(costs)
     notes = [
         f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; gradient: forward and backward pass to "
@@ -70,9 +78,8 @@ def profile(
     ]
     print_table("Cost", table, notes)
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        out_file.write_text(_written(costs, table, notes, out_file.suffix), encoding="utf-8")
-        out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
+        write(out_file, _written(costs, table, notes, out_file.suffix))
+        wrote(out_file)
 
 
 def costs_table(costs: list[Cost]) -> pd.DataFrame:
@@ -106,32 +113,37 @@ def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: s
     from robustkpca.page import Heading, Paragraph, Table, to_markdown
 
     if suffix == ".csv":
-        return pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+        text: str = pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+        return text
     return to_markdown([Heading("Cost", 1), Table(table), *map(Paragraph, notes)], "")
 
 
 def _untrained(
     names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
-) -> list[Classifier]:
+) -> list[any_model.Model]:
     """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
+    from robustkpca.extensions import is_import_path
     from robustkpca.models.checkpoints import EMBEDDED, load_classifier
+    from robustkpca.models.options import ModelOptions, load_model
     from robustkpca.models.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
     from robustkpca.profile import untrained
 
     counts = parse_iterations(iterations) if iterations is not None else (None,)
     places = [parse_layers(text) for text in layers] if layers else [None]
-    found: list[Classifier] = []
+    made: list[any_model.Model] = []
     for name in names:
         if name in EMBEDDED:
             plain = load_classifier(name)
             changed = plain.settings.rpc is not None and (iterations is not None or lam is not None or layers)
-            found += (
+            made += (
                 [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
                 if changed
                 else [plain]
             )
+        elif is_import_path(name):
+            made.append(load_model(name, None, ModelOptions(img_size=img_size)))
         elif split_name(name)[0] not in PURSUING:
-            found.append(untrained(name, img_size=img_size or 224))
+            made.append(untrained(name, img_size=img_size or 224))
         elif iterations is None or lam is None:
             raise SpecError(f"model {name}: expected --iterations and --lambda")
         else:
@@ -139,8 +151,8 @@ def _untrained(
                 for n in counts:
                     settings = {"iterations": n, "lambda": lam, "layers": place or "first"}
                     rpc = RPCSettings.parse(settings, "RPC settings")
-                    found.append(untrained(name, rpc=rpc, img_size=img_size or 224))
+                    made.append(untrained(name, rpc=rpc, img_size=img_size or 224))
     given = [flag for flag, value in (("--iterations", iterations), ("--lambda", lam), ("--layers", layers)) if value]
-    if given and not any(c.settings.rpc for c in found):
+    if given and not any(c.settings.rpc for c in made):
         raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, got {', '.join(names)}")
-    return found
+    return made

@@ -7,31 +7,38 @@ from typing import Annotated
 
 import typer
 
-from robustkpca.cli.app import (
+from robustkpca.cli.options import (
+    Adversarial,
+    Amp,
     Device,
     Lambda,
     Layers,
     Limit,
     Seed,
-    app,
-    interruptible,
-    out,
-    pick_device,
-    progress_bar,
-    say,
+    complete_data,
+    complete_families,
+    complete_recipes,
 )
+from robustkpca.cli.show import say, wrote
+from robustkpca.cli.start import interruptible, pick_device, progress_bar
 from robustkpca.errors import SpecError
 
 
-@app.command()
 def train(
     model: Annotated[
         str,
         typer.Option(
-            help="A family (see `models`): vit, symvit, rpc-symvit, ..., with -micro (default), -tiny, -small or -base."
+            help="A family (see `models`): vit, symvit, rpc-symvit, ..., with -micro (default), -tiny, -small or -base.",
+            autocompletion=complete_families,
         ),
     ],
-    data: Annotated[str, typer.Option(help="digits, or NAME:DIR of fashion-mnist, cifar10, imagenet, folder, ...")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, NAME:DIR of fashion-mnist, cifar10, imagenet, folder, ..., or package.module:object of your own.",
+            autocompletion=complete_data,
+        ),
+    ],
     out_file: Annotated[
         Path,
         typer.Option(
@@ -41,14 +48,17 @@ def train(
         ),
     ],
     start: Annotated[
-        Path | None, typer.Option(help="Begin from the weights of this checkpoint, which must have the data's classes.")
+        Path | None, typer.Option(help="Start from the weights of this checkpoint, which must have the data's classes.")
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="RPC-Attention: iterations n of PAP.")] = None,
     lam: Lambda = None,
     layers: Layers = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="digits, fashion-mnist, cifar10, folder, deit, or a .toml file. Default: the data's."),
+        typer.Option(
+            help="digits, fashion-mnist, cifar10, folder, deit, or a .toml file. Default: the data's.",
+            autocompletion=complete_recipes,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -62,12 +72,9 @@ def train(
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate, instead of the recipe's.")] = None,
     patch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    amp: Annotated[
-        str | None, typer.Option(help="none, bf16 or fp16: precision on CUDA, instead of the recipe's.")
-    ] = None,
+    amp: Annotated[Amp | None, typer.Option(help="Precision on CUDA, instead of the recipe's.")] = None,
     adversarial: Annotated[
-        str | None,
-        typer.Option(help="pgd-at or trades: train on attacked images, which costs as many passes as steps."),
+        Adversarial | None, typer.Option(help="Train on attacked images, which costs as many passes as steps.")
     ] = None,
     eps: Annotated[
         str | None, typer.Option(help="L-inf budget of adversarial training, in pixels. Default: 8/255.")
@@ -83,7 +90,7 @@ def train(
     board: Annotated[
         Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard, whose package must be there.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever state is there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever state is there.")] = False,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that open pictures. Default: 0 on the CPU, up to 8 a GPU.")
     ] = None,
@@ -93,10 +100,9 @@ def train(
     """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an interruption. For several processes:
     torchrun --nproc-per-node N -m robustkpca train ..."""
     from robustkpca import train as training
-    from robustkpca.datasets.sources import load_samples
     from robustkpca.models.checkpoints import load_classifier
     from robustkpca.models.settings import PURSUING, RPCSettings, parse_layers, split_name
-    from robustkpca.runtime.sharing import cpus, place
+    from robustkpca.runtime.place import cpus, place
 
     flags = {
         "epochs": epochs,
@@ -140,7 +146,9 @@ def train(
             layers=None if layers is None else parse_layers(layers),
             img_size=img_size,
         )
-    samples = load_samples(data, split="train", limit=limit, seed=seed)
+    from robustkpca.datasets.sources import load_images
+
+    samples = load_images(data, split="train", limit=limit, seed=seed)
     if workers is None:
         workers = 0 if where == "cpu" else min(8, cpus() // here.local_world)
     progress = progress_bar(disable=here.rank > 0)
@@ -189,4 +197,4 @@ def train(
         if progress.live.is_started:
             progress.stop()
     if here.rank == 0:
-        out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
+        wrote(out_file)

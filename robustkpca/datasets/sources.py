@@ -18,6 +18,7 @@ from robustkpca.corruptions.registry import CORRUPTIONS, EXTRA_CORRUPTIONS
 from robustkpca.datasets import files
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import ArraySamples
+from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError, SpecError, unknown
 from robustkpca.extensions import Registry, call_object, is_import_path
@@ -123,7 +124,7 @@ for _name, _source in _BUILT_IN.items():
 
 def load_samples(
     spec: str, *, split: str = "test", limit: int | None = None, seed: int = 0, in_distribution: str | None = None
-) -> Samples:
+) -> SampleSet:
     """Labelled images by name.
 
     Args:
@@ -142,12 +143,20 @@ def load_samples(
     if in_distribution is not None and name != "imagenet-o":
         raise DataError(f"--in-distribution: it goes with imagenet-o, got data {name}")
     if is_import_path(spec, DATASETS):
-        samples: Samples = call_object(spec, split, what="data", expected=Samples)
+        samples: SampleSet = call_object(spec, split, what="data", expected=SampleSet)
     else:
         samples = _open(spec, name, path if colon else None, split, in_distribution)
-        if not isinstance(samples, Samples):  # what others registered may return anything
+        if not isinstance(samples, SampleSet):  # what others registered may return anything
             raise SpecError(f"data {name}: expected Samples, got {samples!r:.80}")
     return samples if limit is None else samples.limit(limit, seed)
+
+
+def load_images(spec: str, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Samples:
+    """`load_samples` where only labelled images will do. Raises DataError for samples of another task."""
+    samples = load_samples(spec, split=split, limit=limit, seed=seed)
+    if not isinstance(samples, Samples):
+        raise DataError(f"data {spec}: expected labelled images, got samples of the task {samples.task}")
+    return samples
 
 
 def _open(spec: str, name: str, path: str | None, split: str, in_distribution: str | None) -> Samples:

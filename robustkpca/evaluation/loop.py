@@ -18,16 +18,17 @@ from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.errors import DataError, RobustKPCAError, brief
 from robustkpca.evaluation.plan import Plan, environment
 from robustkpca.evaluation.units import Unit, Work
+from robustkpca.models.model import Unusable
 from robustkpca.runs.folder import chunk_ranges
 from robustkpca.runs.records import Record
 from robustkpca.runs.run import Run
 from robustkpca.runs.store import RunStore
 from robustkpca.runtime.claims import Claims
 from robustkpca.runtime.memory import Portions
-from robustkpca.runtime.sharing import ALONE, Place, cpus
+from robustkpca.runtime.place import ALONE, Place, cpus
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId
 from robustkpca.suites.suite import Suite
-from robustkpca.tasks.base import Chunk, Options, Unusable
+from robustkpca.tasks.base import Chunk, Options
 from robustkpca.tasks.batch import Batch
 from robustkpca.tasks.jobs import Job
 
@@ -233,8 +234,11 @@ def carry_out(plan: Plan, out: Path | str, resources: Resources | None = None) -
     for label, model in zip(plan.labels, plan.models, strict=True):
         if isinstance(model, Unusable):
             store.write_record(Record(model=label, failures={CLEAN: model.reason}))
+    resources = resources or Resources()
     with Claims(store.folder.claims) as claims:
-        _Evaluation(plan, store, resources or Resources()).run(claims)
+        _Evaluation(plan, store, resources).run(claims)
+    if resources.here.rank == 0:  # which has waited until everything is there
+        store.remove_parts()
     return Run.open(store.folder.path)
 
 

@@ -13,10 +13,11 @@ import torch
 from robustkpca._version import __version__
 from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.errors import SpecError
+from robustkpca.models.model import Unusable
 from robustkpca.runs.request import DataRecord, ModelRecord, Request
 from robustkpca.suites.cell import CLEAN_CELL
 from robustkpca.suites.suite import Suite
-from robustkpca.tasks.base import Options, Unusable
+from robustkpca.tasks.base import Options
 from robustkpca.tasks.jobs import Job, jobs_of
 from robustkpca.tasks.registry import task_named
 

@@ -75,8 +75,9 @@ class Work:
 
         dataset = _Decoded(self.units, self.readers)
         loader = torch.utils.data.DataLoader(
-            dataset, batch_size=None, sampler=_Sampler(numbers), num_workers=workers, pin_memory=self.pinned
-        )
+            dataset, batch_size=None, sampler=_Sampler(numbers), num_workers=workers, pin_memory=self.pinned,
+            prefetch_factor=1 if workers else None,  # what is decoded ahead is claimed, and kept from faster processes
+        )  # fmt: skip
         for position, inputs in enumerate(loader):
             unit = self.units[taken[position]]
             yield unit, inputs

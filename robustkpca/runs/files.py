@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -74,8 +75,11 @@ def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone."""
-    part = path.with_name(path.name + ".part")
+    """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone.
+
+    The temporary name is this call's own, so several processes may write one file at once: the last to rename it wins.
+    """
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
@@ -83,9 +87,12 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        if isinstance(error, FileNotFoundError) and path.exists():
+            return  # another process wrote the same in the meantime, and has removed what was left half written
         raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def write_files(files: Mapping[Path, bytes]) -> None:

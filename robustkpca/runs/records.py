@@ -46,13 +46,17 @@ class Summary:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Summary:
-        summary = cls()
-        for record in sorted(records, key=lambda r: (r.model, -1 if r.first is None else r.first)):
+        summary, ordered = cls(), sorted(records, key=lambda r: (r.model, -1 if r.first is None else r.first))
+        for record in ordered:
             if record.health is not None:
                 summary.health[record.model] = record.health
-            for attack, (seconds, samples) in record.times.items():
-                had = summary.times.get((record.model, attack), (0.0, 0))
-                summary.times[record.model, attack] = (round(had[0] + seconds, 4), had[1] + samples)
             for attack, reason in record.failures.items():  # the first in the order of the samples stands for all
                 summary.failures.setdefault((record.model, attack), Failure(reason, record.first or 0))
+        for record in ordered:
+            for attack, (seconds, samples) in record.times.items():
+                failure = summary.failures.get((record.model, attack))
+                if failure is not None and record.first is not None and record.first >= failure.first:
+                    continue  # as the rows, which do not count: another process ran them before the failure was known
+                had = summary.times.get((record.model, attack), (0.0, 0))
+                summary.times[record.model, attack] = (round(had[0] + seconds, 4), had[1] + samples)
         return summary

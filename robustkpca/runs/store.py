@@ -62,10 +62,10 @@ class RunStore:
                 f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
             )
         manifest = Manifest(fingerprint=request.fingerprint, request=request, environment=environment)
-        store = cls(path, manifest)
         text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True, allow_nan=False)
         write_whole(file, lambda part: part.write_text(text + "\n", encoding="utf-8"))
-        return store
+        # Read again: another process may have begun the same run, or another one, in the same moment.
+        return cls.start(path, request, environment)
 
     @cached_property
     def task(self) -> Task:
@@ -132,6 +132,12 @@ class RunStore:
             record: Record = Record.parse(json.loads(text), "record")
             return record
         return Record(model=model, first=first)
+
+    def remove_parts(self) -> None:
+        """Remove what killed processes left half written; for a run of which everything is there."""
+        for part in self.folder.path.rglob("*.part"):
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     def write_record(self, record: Record) -> None:
         text = record.model_dump_json(exclude_none=True)

@@ -1,1 +1,1 @@
-"""Keyed random numbers, memory, and the sharing of work among processes."""
+"""Keyed random numbers, memory, where a process stands, and claims by which processes share work."""

@@ -36,8 +36,14 @@ class Suite(Frozen):
     @classmethod
     def _corruptions(cls, data: Any) -> Any:
         """`corruptions` and `severities` beside the name, as files had them before threat models had kinds."""
-        if not isinstance(data, dict) or not data.get("corruptions") or data.get("threat"):
+        if not isinstance(data, dict):
             return data
+        if not data.get("corruptions"):
+            if data.get("threat") is None:
+                raise ValueError("expected a [threat] table")
+            return data
+        if data.get("threat"):
+            raise ValueError("expected either corruptions, or a [threat] table, got both")
         rest = {key: value for key, value in data.items() if key not in ("corruptions", "severities", "threat")}
         severities = {"severities": data["severities"]} if "severities" in data else {}
         return rest | {"threat": {"kind": "corruptions", "names": data["corruptions"], **severities}}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import pyarrow as pa
@@ -30,30 +30,6 @@ if TYPE_CHECKING:
     from robustkpca.datasets.sample_set import SampleSet
     from robustkpca.runtime.memory import Portions
     from robustkpca.tasks.batch import Batch
-
-
-class Model(Protocol):
-    """What the loop knows of a model of any task."""
-
-    title: str
-    source: str
-    weights: str | None  # a hash of what decides its outputs
-    notes: tuple[str, ...]
-
-    @property
-    def device(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Unusable:
-    """A model whose weights could not be loaded, kept so that it is shown as failed beside the others."""
-
-    title: str
-    source: str
-    reason: str
 
 
 @dataclass(frozen=True)

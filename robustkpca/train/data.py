@@ -22,7 +22,7 @@ from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError
 from robustkpca.models.settings import Preprocessing
 from robustkpca.runtime.keyed_random import generator, key_number, seeded
-from robustkpca.runtime.sharing import Place
+from robustkpca.runtime.place import Place
 from robustkpca.train.recipes import Recipe
 
 Batch = tuple[Tensor, Tensor]  # uint8 (B, C, S, S) and int64 (B,)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from robustkpca.errors import TrainingError
 from robustkpca.models.settings import ModelSettings
-from robustkpca.runtime.sharing import Place
+from robustkpca.runtime.place import Place
 from robustkpca.suites.budget import parse_eps
 from robustkpca.train import adversarial
 from robustkpca.train.data import Batch, keyed

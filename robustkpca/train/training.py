@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
-from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError
+from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError, brief
 from robustkpca.evaluation.passes import over_chunks
 from robustkpca.kpca import analysis
 from robustkpca.models import checkpoints
@@ -33,7 +33,7 @@ from robustkpca.models.settings import (
     split_name,
 )
 from robustkpca.runtime.keyed_random import generator, seeded
-from robustkpca.runtime.sharing import ALONE, Place
+from robustkpca.runtime.place import ALONE, Place
 from robustkpca.train.data import Batches, Order, Pictures, Stored, load_pixels
 from robustkpca.train.loop import Trainer
 from robustkpca.train.recipes import RECIPES, Recipe, recipe_for
@@ -290,6 +290,11 @@ def _together(here: Place, device: str) -> Iterator[None]:
     if here.alone:
         yield
         return
+    if not here.host:
+        raise ProcessError(
+            f"MASTER_ADDR: expected, as {here.world} processes train one model together, but not set; torchrun sets it, "
+            "under srun export the name of the first node"
+        )
     try:
         dist.init_process_group(
             "nccl" if device.startswith("cuda") else "gloo",
@@ -299,7 +304,7 @@ def _together(here: Place, device: str) -> Iterator[None]:
             timeout=timedelta(hours=2),  # the others wait while the first process scores and writes
         )
     except (RuntimeError, ValueError) as error:
-        raise ProcessError(f"the {here.world} processes could not meet ({str(error).splitlines()[0][:200]})") from None
+        raise ProcessError(f"the {here.world} processes could not meet ({brief(error)[:200]})") from None
     try:
         with warnings.catch_warnings():
             # Of patch embeddings of grey images; it says itself that it is no error.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robustkpca.train import loop
-from tests.cli.test_cli import call
+from tests.helpers.cli import call
 
 ARGUMENTS = ("train", "--model", "rpc-symvit", "--iterations", "1", "--lambda", "4", "--data", "digits", "--limit", "60",
              "--batch-size", "30", "--device", "cpu")  # fmt: skip
@@ -61,7 +61,8 @@ def test_it_trains_goes_on_and_says_what_it_wrote(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("options", "message"), [
     (("--set", "mixupp=1"), "--set: expected KEY=VALUE with one of epochs"),
     (("--recipe", "diet"), "unknown recipe 'diet'. Did you mean 'deit'"),
-    (("--amp", "fp8"), "recipe: amp: Input should be 'none', 'bf16' or 'fp16' (got 'fp8')"),
+    (("--amp", "fp8"), "--amp: expected none, bf16 or fp16, got 'fp8'"),
+    (("--set", "amp=fp8"), "recipe: amp: Input should be 'none', 'bf16' or 'fp16' (got 'fp8')"),
     (("--patch-size", "3"), "patch size 3: expected one that divides the image size 8"),
     (("--out", "m.pth"), "--out: expected a name such as m.safetensors"),
     (("--out", "m.txt"), "--out: expected a name such as m.safetensors"),

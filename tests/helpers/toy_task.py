@@ -126,5 +126,5 @@ def poor() -> Copier:
     return Copier("poor", 0.2)
 
 
-def signals() -> Signals:
+def signals(split: str = "test") -> Signals:
     return Signals([f"s{i:03d}" for i in range(60)])

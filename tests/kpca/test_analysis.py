@@ -17,7 +17,7 @@ from robustkpca.kpca.plots import plot_gamma, plot_loss
 from robustkpca.models.attention import RPCAttention, SymmetricAttention
 from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.settings import RPCSettings
-from tests.cli.test_cli import call
+from tests.helpers.cli import call
 from tests.helpers.oracles import SIDE, classifier_of, tiny
 
 RPC = RPCSettings(iterations=3, lam=0.5, layers=(2,))

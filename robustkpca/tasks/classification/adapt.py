@@ -11,10 +11,11 @@ from robustkpca.attacks import registry
 from robustkpca.datasets.samples import Samples, class_names
 from robustkpca.errors import DataError, SpecError
 from robustkpca.models.classifier import Classifier
+from robustkpca.models.model import Unusable
 from robustkpca.suites.attack import ROUNDED_GRADIENTS
 from robustkpca.suites.suite import Suite
 from robustkpca.suites.threat import Ball, Corruptions
-from robustkpca.tasks.base import Adapted, Options, Unusable
+from robustkpca.tasks.base import Adapted, Options
 
 Models = Sequence[Classifier | Unusable]
 

@@ -1,4 +1,4 @@
-"""Commands that read stored runs: table, report, check."""
+"""The command that compares a run with a baseline."""
 
 from __future__ import annotations
 
@@ -8,59 +8,10 @@ from typing import Annotated
 
 import typer
 
-from robustkpca.cli.app import BOLD, app, err, out, print_table
+from robustkpca.cli.show import err, out, say, write, wrote
 from robustkpca.errors import RobustKPCAError, RunError, SpecError
 
 
-@app.command()
-def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")],
-    layout: Annotated[str, typer.Option(help="robustness, attacks, budgets, corruptions or runtime.")],
-    form: Annotated[str, typer.Option("--format", help="rich, markdown, latex, csv or html.")] = "rich",
-    intervals: Annotated[bool, typer.Option(help="95 % Wilson intervals.")] = False,
-    significance: Annotated[
-        bool, typer.Option(help="Mark what differs from the first row on the same samples.")
-    ] = False,
-    reference: Annotated[bool, typer.Option(help="The paper's figures for the same protocol, data and model.")] = False,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
-) -> None:
-    """Print stored runs as one of the paper's tables: models as rows, best figures bold."""
-    from robustkpca.errors import unknown
-    from robustkpca.report import paper_tables
-    from robustkpca.report.formats import notes, render
-    from robustkpca.runs.run import Run
-
-    if layout not in paper_tables.LAYOUTS:
-        raise SpecError(unknown("layout", layout, paper_tables.LAYOUTS))
-    found = paper_tables.LAYOUTS[layout]([Run.open(path) for path in runs])
-    options = {"intervals": intervals, "significance": significance, "reference": reference}
-    if form == "rich" and out_file is None:
-        print_table(found.title, found.texts(bold=BOLD, **options), notes(found, **options))
-        return
-    text = render(found, "markdown" if form == "rich" else form, **options)
-    if out_file is None:
-        print(text, end="")
-        return
-    _write(out_file, text)
-    out.print(f"wrote {out_file}", markup=False, highlight=False, soft_wrap=True)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")],
-    out_file: Annotated[
-        Path, typer.Option("--out", help="A .md file, with plots beside it, or one self-contained .html file.")
-    ],
-) -> None:
-    """Write a report of stored runs: summary in words, tables, plots, findings, receipt."""
-    from robustkpca.report import report
-    from robustkpca.runs.run import Run
-
-    for file in report.write([Run.open(path) for path in runs], out_file):
-        out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
-
-
-@app.command()
 def check(
     run: Annotated[Path, typer.Argument(help="Run folder or exported .parquet file to judge.")],
     baseline: Annotated[Path, typer.Option(help="Run folder or .parquet file to compare with.")],
@@ -91,7 +42,7 @@ def check(
         if faults := [*check.faults(now), *check.failures(now)]:
             raise RunError(f"--update-baseline: {run} is no baseline: {'; '.join(faults)}")
         now.export(baseline)
-        out.print(f"wrote {baseline}", markup=False, highlight=False, soft_wrap=True)
+        wrote(baseline)
         return
     broken: RobustKPCAError | None = None
     try:
@@ -110,7 +61,7 @@ def check(
     except RobustKPCAError as error:  # CI must hear of it as of any other verdict
         broken, verdict = error, check.Verdict.invalid([str(error)])
     for note in verdict.notes:
-        err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     for line in verdict.lines if broken is None else ():
         err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     if len(verdict.cells):
@@ -124,18 +75,9 @@ def check(
         for line in ci.github_annotations(verdict):
             print(line)
     if summary is not None:
-        _write(summary, ci.summary(verdict), append=True)
+        write(summary, ci.summary(verdict), append=True)
     if junit is not None:
-        _write(junit, ci.junit(verdict))
+        write(junit, ci.junit(verdict))
     if broken is not None:
         raise broken
     raise typer.Exit(verdict.code)
-
-
-def _write(path: Path, text: str, *, append: bool = False) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,86 @@
+"""The command that runs the experiments of the paper's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robustkpca.cli.options import (
+    BatchSize,
+    Device,
+    InDistribution,
+    Limit,
+    Reference,
+    Seed,
+    Workers,
+    complete_data,
+    complete_experiments,
+)
+from robustkpca.cli.show import BOLD, print_table, wrote
+from robustkpca.cli.start import pick_device, watched
+
+
+def bench(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="Name (see `benchmarks/`, e.g. paper-attacks) or a .toml file.", autocompletion=complete_experiments
+        ),
+    ],
+    models_file: Annotated[
+        Path, typer.Option("--models", help="TOML file with a table `model` for each: name, checkpoint, ...")
+    ],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME or NAME:DIR for each kind the experiment needs. Repeatable.", autocompletion=complete_data
+        ),
+    ],
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="Folder of its runs and its table; a started one is continued.")
+    ],
+    in_distribution: InDistribution = None,
+    reference: Reference = False,
+    limit: Limit = None,
+    batch_size: BatchSize = 100,
+    workers: Workers = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
+    from robustkpca import experiments
+    from robustkpca.report import paper_tables
+    from robustkpca.report.formats import notes, render
+    from robustkpca.runtime.place import place
+
+    plan = experiments.load_experiment(experiment)
+    entries = experiments.load_models(models_file)
+    here = place()
+    with watched(plan.name, out_dir) as show:
+        runs = experiments.run(
+            plan,
+            entries,
+            data,
+            out_dir,
+            in_distribution=in_distribution,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            workers=workers,
+            device=pick_device(device),
+            here=here,
+            on_progress=show,
+        )
+    if here.rank > 0:
+        raise typer.Exit
+    results = paper_tables.LAYOUTS[plan.layout](runs)
+    results.title = plan.title
+    print_table(results.title, results.texts(bold=BOLD, reference=reference), notes(results, reference=reference))
+    for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+        file = out_dir / f"{plan.name}.{suffix}"
+        file.write_text(render(results, form, reference=reference), encoding="utf-8")
+        wrote(file)
+    if any(not status.complete for run in runs for status in run.statuses):
+        raise typer.Exit(1)

@@ -1,0 +1,88 @@
+"""The command that asks whether attacks can measure robustness."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from robustkpca.cli.options import (
+    BatchSize,
+    Checkpoint,
+    Classes,
+    Data,
+    Device,
+    Heads,
+    ImageSize,
+    Iterations,
+    Lambda,
+    Layers,
+    Limit,
+    Model,
+    OutFolder,
+    Seed,
+    Weights,
+    Workers,
+)
+from robustkpca.cli.show import show, show_run
+from robustkpca.cli.start import load, model_options, pick_device, start
+from robustkpca.errors import SpecError
+
+
+def diagnose(
+    model: Model = None,
+    checkpoint: Checkpoint = None,
+    data: Data = "fashion-mnist",
+    eps: Annotated[
+        list[str] | None,
+        typer.Option(help="L-inf budgets in pixels, beside 0 and 1. Repeatable; default 4/255, 8/255."),
+    ] = None,
+    weights: Weights = "raw",
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    img_size: ImageSize = None,
+    classes: Classes = None,
+    limit: Limit = 100,
+    batch_size: BatchSize = 100,
+    workers: Workers = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out_dir: OutFolder = None,
+) -> None:
+    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: a finding says fail."""
+    from robustkpca.diagnosis.findings import findings
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.suites.suite import load_suite
+    from robustkpca.tasks.base import Options
+
+    where = pick_device(device)
+    from robustkpca.datasets.sources import load_images
+
+    samples = load_images(data, limit=limit, seed=seed)
+    if samples.conditioned:
+        raise SpecError(f"--data: diagnose attacks the images, {samples.name} is evaluated as it is")
+    battery, predicted = load_suite("diagnose"), load_suite("diagnose-predicted")
+    if eps:
+        battery, predicted = battery.with_eps(["0", *eps, "1"]), predicted.with_eps(eps[-1:])
+    loaded = load(
+        model_options(
+            model,
+            checkpoint,
+            iterations=iterations,
+            layers=layers,
+            classes=classes,
+            weights=weights,
+            lam=lam,
+            heads=heads,
+            img_size=img_size,
+        ),
+        where,
+    )
+    plan = Plan(loaded, samples, [battery, predicted], Options(seed, batch_size))
+    run = start(plan, where, out_dir, workers)
+    healthy = show_run(run, verdicts=True)
+    show(f"rows and receipt: {run.path}")
+    if not healthy or any(f.level == "fail" for f in findings(run)):
+        raise typer.Exit(1)

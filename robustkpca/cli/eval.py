@@ -1,0 +1,144 @@
+"""The command that attacks models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robustkpca.cli.options import (
+    BatchSize,
+    Cache,
+    CacheLimit,
+    Checkpoint,
+    Checkpointing,
+    Classes,
+    Compile,
+    Data,
+    Device,
+    Dtype,
+    Heads,
+    ImageSize,
+    InDistribution,
+    Iterations,
+    Lambda,
+    Layers,
+    Limit,
+    Model,
+    OutFolder,
+    Protocol,
+    Seed,
+    Weights,
+    Workers,
+    complete_suites,
+)
+from robustkpca.cli.show import show, show_run
+from robustkpca.cli.start import load, model_options, pick_device, repeatable, start
+from robustkpca.errors import SpecError
+
+if TYPE_CHECKING:
+    from robustkpca.suites.suite import Suite
+
+
+def evaluate(
+    model: Model = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.", autocompletion=complete_suites),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    data: Data = "fashion-mnist",
+    in_distribution: InDistribution = None,
+    full_argmax: Annotated[
+        bool, typer.Option(help="Answers among all classes, also for imagenet-a, -r and -o (default: among their 200).")
+    ] = False,
+    protocol: Annotated[Protocol | None, typer.Option(help="Which of the suites pgd and pgd-paper.")] = None,
+    eps: Annotated[
+        list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
+    weights: Weights = "raw",
+    iterations: Iterations = None,
+    lam: Lambda = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    img_size: ImageSize = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    batch_size: BatchSize = 100,
+    workers: Workers = None,
+    cache: Cache = None,
+    cache_limit: CacheLimit = 50,
+    dtype: Dtype = "float32",
+    compiled: Compile = False,
+    checkpointed: Checkpointing = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also attack RPC models in bf16, where gradients are wrong.")
+    ] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic", help="On CUDA too the same bits every time; an operation that cannot is named."
+        ),
+    ] = False,
+    out_dir: OutFolder = None,
+) -> None:
+    """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
+    import time
+
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.tasks.base import Options
+
+    started = time.monotonic()
+    where = pick_device(device)
+    from robustkpca.datasets.sources import load_samples
+
+    samples = load_samples(data, limit=limit, seed=seed, in_distribution=in_distribution)
+    suites = _suites(attack, protocol, eps, steps, attacked=not samples.conditioned)
+    loaded = load(
+        model_options(
+            model,
+            checkpoint,
+            iterations=iterations,
+            layers=layers,
+            classes=classes,
+            weights=weights,
+            lam=lam,
+            heads=heads,
+            img_size=img_size,
+            dtype=dtype,
+            compiled=compiled,
+            checkpointed=checkpointed,
+        ),
+        where,
+    )
+    plan = Plan(loaded, samples, suites, Options(seed, batch_size, full_argmax, force))
+    with repeatable(deterministic):
+        run = start(plan, where, out_dir, workers, cache, cache_limit)
+    healthy = show_run(run)
+    show(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)")
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _suites(
+    names: list[str] | None, protocol: Protocol | None, eps: list[str] | None, steps: int | None, *, attacked: bool
+) -> list[Suite]:
+    """The suites by name; `clean` asks for none, and data that comes corrupted (`attacked` false) needs none."""
+    from robustkpca.suites.cell import CLEAN
+    from robustkpca.suites.suite import load_suite, suite_names
+
+    if not names and attacked:
+        known = ", ".join([CLEAN, *suite_names()])
+        raise SpecError(f"--attack: expected at least one of {known}, or a .toml file")
+    suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]
+    # Each option changes the suites that have it; one that no suite has is an error.
+    if eps:
+        have = [suite.threat.budget_word == "eps" for suite in suites]
+        suites = [s.with_eps(eps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
+    if steps is not None:
+        have = [suite.has_steps for suite in suites]
+        suites = [s.with_steps(steps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
+    return suites

@@ -1,0 +1,151 @@
+"""Options that commands share, and the choices they offer: a wrong one is refused, and the shell completes them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+# Choices with the same names elsewhere; a test compares them, importing those modules would load torch or pandas.
+DType = Literal["float32", "bf16"]
+WhichWeights = Literal["raw", "ema"]
+Protocol = Literal["standard", "paper"]
+Layout = Literal["robustness", "attacks", "budgets", "corruptions", "runtime"]
+Format = Literal["rich", "markdown", "latex", "csv", "html"]
+Amp = Literal["none", "bf16", "fp16"]
+Adversarial = Literal["none", "pgd-at", "trades"]
+DATA_NAMES = (
+    "fashion-mnist",
+    "digits",
+    "imagenet",
+    "imagenet-c",
+    "imagenet-a",
+    "imagenet-r",
+    "imagenet-o",
+    "cifar10",
+    "cifar100",
+    "folder",
+)
+RECIPE_NAMES = ("digits", "fashion-mnist", "cifar10", "folder", "deit")
+
+
+class Analysis(StrEnum):
+    """Of `analyze --only`; typer takes no list of a Literal."""
+
+    loss = "loss"
+    gamma = "gamma"
+    spectrum = "spectrum"
+    pursuit = "pursuit"
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Embedded models, families with and without a size, and the form of timm's."""
+    from robustkpca.models.settings import FAMILIES, SIZES
+
+    embedded = [file.stem for file in (Path(__file__).parents[1] / "embedded").glob("*.safetensors")]
+    sized = [f"{family}-{size}" for family in FAMILIES for size in SIZES]
+    return [name for name in sorted({*embedded, *FAMILIES, *sized, "timm:"}) if name.startswith(incomplete)]
+
+
+def complete_families(incomplete: str) -> list[str]:
+    """Families with and without a size."""
+    from robustkpca.models.settings import FAMILIES, SIZES
+
+    names = [*FAMILIES, *(f"{family}-{size}" for family in FAMILIES for size in SIZES)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_suites(incomplete: str) -> list[str]:
+    """`clean` and the suites that come with the package."""
+    from robustkpca.suites.cell import CLEAN
+    from robustkpca.suites.suite import suite_names
+
+    return [name for name in (CLEAN, *suite_names()) if name.startswith(incomplete)]
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Names of data sets."""
+    return [name for name in DATA_NAMES if name.startswith(incomplete)]
+
+
+def complete_experiments(incomplete: str) -> list[str]:
+    """Experiments that come with the package."""
+    from robustkpca.config import data_folder
+
+    names = sorted(path.stem for path in data_folder("_experiments", "benchmarks").glob("*.toml"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Recipes of training."""
+    return [name for name in RECIPE_NAMES if name.startswith(incomplete)]
+
+
+def complete_devices(incomplete: str) -> list[str]:
+    """Where work can be done."""
+    return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
+
+
+def complete_layers(incomplete: str) -> list[str]:
+    """Words for layers."""
+    return [name for name in ("first", "all") if name.startswith(incomplete)]
+
+
+MODEL_HELP = (
+    "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, or package.module:object of your own."
+)
+DATA_HELP = "Data set (see `datasets`): NAME, NAME:DIR, or package.module:object of your own."
+
+Model = Annotated[
+    list[str] | None, typer.Option(help=f"{MODEL_HELP} Repeat to compare.", autocompletion=complete_models)
+]
+Checkpoint = Annotated[
+    list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
+]
+Weights = Annotated[WhichWeights, typer.Option(help="What was optimised, or its average, of files that hold both.")]
+Iterations = Annotated[
+    str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 evaluates each of them.")
+]
+Lambda = Annotated[float | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3.", autocompletion=complete_layers
+    ),
+]
+Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")]
+ImageSize = Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")]
+Classes = Annotated[Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")]
+Dtype = Annotated[DType, typer.Option(help="Precision; bf16 changes results.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Through torch.compile, which may change the last bits.")]
+Checkpointing = Annotated[
+    bool,
+    typer.Option("--grad-checkpointing", help="Less memory, more time: each block is computed again for its gradient."),
+]
+
+Data = Annotated[str, typer.Option(help=DATA_HELP, autocompletion=complete_data)]
+InDistribution = Annotated[str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.")]
+Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread over the classes, drawn with --seed.")]
+BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Processes that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU."
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder that keeps decoded images (memory-mapped) for later models, attacks and runs."),
+]
+CacheLimit = Annotated[
+    float, typer.Option(min=0, help="GiB that --cache may hold; what was not used for longest goes first.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=complete_devices)]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
+]
+StoredRuns = Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")]
+Reference = Annotated[bool, typer.Option(help="The paper's results for the same protocol, data and model.")]

@@ -1,0 +1,30 @@
+"""`report`, and `check` on the same run."""
+
+from robustkpca.runs.run import Run
+from tests.helpers.cli import BOTH, call
+
+
+def test_report_and_check(run, place):
+    assert call("report", "run", "--out", "r.md", cwd=place).returncode == 0
+    assert (place / "r.md").read_text().startswith("# Robustness report")
+    assert (place / "r_files" / "1-pgd.png").is_file()
+    written = call("check", "run", "--baseline", "base.parquet", "--update-baseline", cwd=place)
+    assert written.returncode == 0, written.stderr
+    same = call("check", "run", "--baseline", "base.parquet", cwd=place)
+    assert (same.returncode, "holds: 14 cells" in same.stdout) == (0, True)
+    other = call("eval", *BOTH, "--attack", "pgd", "--attack", "fgsm", "--seed", "1", "--out", "other", cwd=place)
+    assert other.returncode == 0
+    unlike = call("check", "other", "--baseline", "base.parquet", cwd=place)
+    assert (unlike.returncode, "other seed" in unlike.stderr) == (2, True)
+    lost = Run.open(place / "run").rows
+    better = Run.start(place / "better", Run.open(place / "run").request, {})
+    for (model, attack), part in lost.groupby(["model", "attack"], sort=False):
+        better.write_chunk(model, attack, 0, part.assign(correct=True, prediction=part["label"]))
+    fallen = call("check", "run", "--baseline", "better", cwd=place)
+    assert (fallen.returncode, "regressed: " in fallen.stderr) == (1, True)
+
+
+def test_report_as_one_page(run, place):
+    done = call("report", "run", "--out", "page.html", cwd=place)
+    assert done.returncode == 0
+    assert (place / "page.html").read_text().startswith("<!DOCTYPE html>")

@@ -1,0 +1,40 @@
+"""`table`: stored runs as the paper's tables."""
+
+from tests.helpers.cli import call
+
+
+def test_tables_of_stored_runs(run, place):
+    text = call(
+        "table", "run", "--layout", "attacks", "--format", "markdown", "--intervals", "--significance", cwd=place
+    ).stdout
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    assert "fgsm 8/255 top-1 ↑" in rows[0]
+    assert "**" in text
+    written = call("table", "run", "--layout", "budgets", "--format", "latex", "--out", "t.tex", cwd=place)
+    assert written.returncode == 0
+    assert r"\toprule" in (place / "t.tex").read_text()
+    assert "RPC-SymViT" in call("table", "run", "--layout", "runtime", cwd=place).stdout
+
+
+def test_odd_paths_are_printed_as_they_are(place):
+    done = call(
+        "eval",
+        "--checkpoint",
+        "sym.safetensors",
+        "--data",
+        "folder:pictures",
+        "--attack",
+        "clean",
+        "--out",
+        "[/b] [red]x",
+        cwd=place,
+    )
+    assert (done.returncode, "[/b] [red]x" in done.stdout) == (0, True)
+    (place / "[/bold].pth").write_bytes(b"PK")
+    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint", "[/bold].pth",
+                "--data", "folder:pictures", "--attack", "fgsm", "--out", "odd", cwd=place)  # fmt: skip
+    assert done.returncode == 1
+    shown = call("table", "odd", "--layout", "budgets", cwd=place)
+    assert shown.returncode == 0
+    assert "[/bold]" in shown.stdout.replace("\n", "")
