@@ -17,10 +17,9 @@ PIXEL = Ball(norm="linf", eps=("8/255",), space="pixel", clip=True, labels="true
 
 
 def run(classifier, images, labels, suite: Suite, eps: str, **changes) -> Tensor:
-    options = {"ids": [f"s{i}" for i in range(len(images))], "seed": 0, "label": suite.name, **changes}
-    return engine.attack(
-        classifier, images, labels, spec=suite.attack[0], threat=suite.threat, eps=Fraction(eps), **options
-    )
+    usual = {"ids": [f"s{i}" for i in range(len(images))], "seed": 0, "label": suite.name, "eps": Fraction(eps)}
+    draws = engine.Draws(**usual | changes)
+    return engine.attack(classifier, images, labels, spec=suite.attack[0], threat=suite.threat, draws=draws)
 
 
 def images_of(samples, classifier):

@@ -15,7 +15,8 @@ from robustkpca.attacks.pgd import BestPGD, margin
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import SpecError
-from robustkpca.evaluation.loop import Plan, evaluate
+from robustkpca.evaluation.loop import evaluate
+from robustkpca.evaluation.plan import Plan
 from robustkpca.models.attention import principal_attention
 from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.classifier import Classifier
@@ -24,6 +25,7 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.results.accuracy import WORST, accuracy_table, breakers, worst_case
 from robustkpca.runs.run import Run
 from robustkpca.suites.attack import AttackSpec
+from robustkpca.suites.budget import eps_budget
 from robustkpca.suites.cell import CLEAN, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.attacks.test_engine import PIXEL, images_of
@@ -43,9 +45,8 @@ def changed(name: str, eps: str, **parameters) -> Suite:
 def run_attack(classifier, images, labels, eps="8/255", method="BestPGD", through="full", threat=PIXEL, **parameters):
     spec = AttackSpec(name="a", method=method, parameters=parameters, through=through)
     ids = [f"s{i}" for i in range(len(images))]
-    return engine.attack(
-        classifier, images, labels, spec=spec, threat=threat, eps=Fraction(eps), label="a", ids=ids, seed=0
-    )
+    draws = engine.Draws(0, "a", Fraction(eps), ids)
+    return engine.attack(classifier, images, labels, spec=spec, threat=threat, draws=draws)
 
 
 # -- AutoAttack
@@ -122,19 +123,19 @@ def test_a_cascade_attacks_survivors_only_and_adds_up(noise_samples, tmp_path, m
     for label, spec in suite.attacks.items():
         asked = [attacked for method, attacked in given if method == spec.method]
         assert asked == ([tuple(i for i in samples.ids if i in alive)] if alive else [])
-        rows = run.cell_rows(run.models[0], Cell(label, "5/255"))
+        rows = run.cell_rows(run.models[0], Cell(label, eps_budget("5/255")))
         assert list(rows.index) == samples.ids
         alive &= set(rows.index[rows["correct"]])
         assert alive == set(rows.index[rows["correct"]])
     assert 0 < len(alive) < 16
     assert (run.rows["flags"] == "").all()
-    clean = run.cell_rows(run.models[0], Cell(label, "5/255")).loc[samples.ids[:4]]
+    clean = run.cell_rows(run.models[0], Cell(label, eps_budget("5/255"))).loc[samples.ids[:4]]
     assert (clean["distance"] == 0).all()
     found = worst_case(run).set_index("sample")
     assert (found.loc[samples.ids[:4], "broken_by"] == CLEAN).all()
     by = found["broken_by"].value_counts()
     assert by[""] == len(alive)
-    assert breakers(run).set_index("attack")["broken"].to_dict() == {x: by.get(x, 0) for x in suite.attacks}
+    assert breakers(run).set_index("attack")["broken"].to_dict() == {x: by.get(x, 0) for x in map(str, suite.attacks)}
 
 
 def test_an_interrupted_cascade_goes_on(noise_samples, tmp_path):
@@ -156,7 +157,7 @@ def test_a_part_that_breaks_takes_those_after_it_along(noise_samples, tmp_path, 
 
     monkeypatch.setitem(registry.METHODS._registered, "APGDT", replace(registry.METHODS["APGDT"], attack=Breaks))
     run = evaluate([tiny()], noise_samples, [changed("autoattack", "1/255", steps=2, n_queries=4)], tmp_path / "run")
-    texts = {s.cell.attack.rpartition("/")[2]: s.text for s in run.statuses}
+    texts = {s.cell.attack.attack: s.text for s in run.statuses}
     assert texts["apgd-ce"] == "complete"
     assert texts["apgd-t"] == "failed: RuntimeError: no kernel"
     assert texts["fab-t"] == "failed: RuntimeError: autoattack/apgd-t, whose survivors it attacks, has failed"
@@ -262,10 +263,10 @@ def test_best_pgd_does_not_depend_on_the_batch(noise_samples, loss):
     whole = run_attack(classifier, images, labels, **options)
     spec = AttackSpec(name="a", method="BestPGD", parameters=options)
     for i in range(9):
+        draws = engine.Draws(0, "a", Fraction("8/255"), [f"s{i}"])
         alone = engine.attack(
-            classifier, images[i : i + 1], labels[i : i + 1], spec=spec, threat=PIXEL, eps=Fraction("8/255"), label="a",
-            ids=[f"s{i}"], seed=0,
-        )  # fmt: skip
+            classifier, images[i : i + 1], labels[i : i + 1], spec=spec, threat=PIXEL, draws=draws
+        )
         assert torch.equal(alone, whole[i : i + 1]), i
 
 
@@ -421,10 +422,10 @@ def test_the_adaptive_suite_names_its_winner(noise_samples, tmp_path):
     assert {s.text for s in run.statuses} == {"complete"}
     long = accuracy_table(run).set_index(["model", "attack"])["accuracy"]
     for model in run.models:
-        each = [long[model, x] for x in suite.attacks]
+        each = [long[model, str(x)] for x in suite.attacks]
         assert long[model, f"adaptive/{WORST}"] <= min(each)
     found = breakers(run)
-    assert set(found["attack"]) == set(suite.attacks)
+    assert set(found["attack"]) == set(map(str, suite.attacks))
     assert (found["alone"] <= found["broken"]).all()
     assert "through straight-through" in suite.describe()
     assert Run.open(run.path).suites[0].attack[2].through == "constant-sparse"

@@ -9,13 +9,13 @@ from torch import nn
 
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import DataError, RunError, SpecError
-from robustkpca.evaluation.loop import carry_out, evaluate
-from robustkpca.evaluation.plan import Plan, _unique_labels
+from robustkpca.evaluation.loop import Resources, carry_out, evaluate
+from robustkpca.evaluation.plan import Plan, unique_labels
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
-from robustkpca.suites.cell import CLEAN, CLEAN_CELL, Cell
+from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId, Cell
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.attacks import Shift, register, suite_of
 from tests.helpers.oracles import GREY, Linear, classifier_of, linear_accuracy, tiny
@@ -81,11 +81,11 @@ def test_eps_zero_is_clean(noise_samples, tmp_path):
 def test_predicted_labels_are_attacked_and_true_labels_counted(noise_samples, tmp_path):
     suites = [load_suite("fgsm-paper").with_eps(["6/255"]), load_suite("fgsm").with_eps(["1/255"])]
     run = evaluate([tiny()], noise_samples, suites, tmp_path / "run")
-    paper = run.rows[run.rows["attack"] == "fgsm-paper"]
+    paper = run.rows[run.rows["perturbation"] == "fgsm-paper"]
     assert (paper["attacked_label"] == paper["clean_prediction"]).all()
     assert (paper["attacked_label"] != paper["label"]).any()
     assert (paper["correct"] == (paper["prediction"] == paper["label"])).all()
-    standard = run.rows[run.rows["attack"] == "fgsm"]
+    standard = run.rows[run.rows["perturbation"] == "fgsm"]
     assert (standard["attacked_label"] == standard["label"]).all()
 
 
@@ -134,7 +134,7 @@ def flags_of(network, value: int, suite: Suite, path, preprocessing=GREY) -> dic
     """What is raised for one image of this value in each attack."""
     samples = ArraySamples("one", ["a"], np.zeros(1, dtype=np.int64), ("0", "1"), np.full((1, 28, 28), value, np.uint8))
     run = evaluate([classifier_of(network, 2, preprocessing)], samples, [suite], path)
-    return dict(run.rows[run.rows["attack"] != CLEAN][["attack", "flags"]].itertuples(index=False))
+    return dict(run.rows[run.rows["perturbation"] != CLEAN][["perturbation", "flags"]].itertuples(index=False))
 
 
 def test_half_a_millionth_over_is_rounding_and_two_are_too_much(tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ def test_images_that_were_broken_are_kept_first(linear, linear_samples, tmp_path
     """At eps 2/255 the images 0 and 1 are broken; 10 and 11 were wrong without an attack."""
     turned = linear_samples.take(np.arange(12)[::-1])
     run = evaluate([linear], turned, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
-    examples = run.examples("oracle", "fgsm")
+    examples = run.examples("oracle", AttackId("fgsm"))
     assert examples.sample.tolist() == ["s1", "s0", "s11", "s10"]
     assert (examples.clean_prediction == examples.prediction).tolist() == [False, False, True, True]
 
@@ -226,7 +226,7 @@ def test_an_attack_that_breaks_is_failed_and_costs_nothing_else(noise_samples, t
     register(monkeypatch, Mine=Breaks)
     suites = [suite_of([{"name": "a", "method": "Mine"}]), load_suite("fgsm").with_eps(["1/255"])]
     run = evaluate([tiny()], noise_samples, suites, tmp_path / "run", batch_size=7)
-    texts = {s.cell.attack: s.text for s in run.statuses}
+    texts = {str(s.cell.attack): s.text for s in run.statuses}
     assert texts == {CLEAN: "complete", "own": "failed: RuntimeError: no kernel for this", "fgsm": "complete"}
     register(monkeypatch, Mine=torchattacks.FGSM)  # repaired
     again = evaluate([tiny()], noise_samples, suites, tmp_path / "run", batch_size=7)
@@ -307,9 +307,9 @@ def test_what_can_be_found_before_the_first_batch(noise_samples, tmp_path):
 def test_models_of_one_name_are_told_apart():
     a, b = tiny(), tiny(seed=1)
     a.source, b.source = "runs/a.pth", "runs/b.pth"
-    assert _unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
+    assert unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
     b.source = "other/a.pth"
-    assert len(set(_unique_labels([a, b]))) == 2
+    assert len(set(unique_labels([a, b]))) == 2
 
 
 def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
@@ -330,7 +330,7 @@ def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):
     assert request["suites"][0]["threat"]["eps"] == ["4/255", "8/255"]
     assert (request["seed"], request["batch_size"], request["dtype"], request["device"]) == (0, 100, "float32", "cpu")
     assert manifest["environment"]["torch"] == torch.__version__
-    assert run.manifest == manifest
+    assert run.manifest.model_dump(mode="json", by_alias=True) == manifest
 
 
 class Hungry(nn.Module):
@@ -352,26 +352,26 @@ def test_when_memory_ends_smaller_portions_give_the_same_rows(noise_samples, tmp
     suites = [PGD, corruption_suite("gaussian_noise"), load_suite("noise")]
     whole = evaluate([made], noise_samples, suites, tmp_path / "whole")
     said = []
-    less = carry_out(Plan([hungry], noise_samples, suites), tmp_path / "less", on_notice=said.append)
+    less = carry_out(Plan([hungry], noise_samples, suites), tmp_path / "less", Resources(on_notice=said.append))
     assert [line.partition(":")[0] for line in said] == [f"out of memory with {n} samples at once" for n in (30, 15)]
     pd.testing.assert_frame_equal(less.rows, whole.rows)
-    assert less.probes == whole.probes
+    assert less.health == whole.health
 
 
 def test_when_not_even_one_sample_fits_the_reason_is_kept(noise_samples, tmp_path):
     made = tiny()
     hungry = Classifier(Hungry(made.network, 0), made.settings, title=made.title)
     with pytest.raises(torch.OutOfMemoryError):
-        carry_out(Plan([hungry], noise_samples, [PGD]), tmp_path / "run", on_notice=lambda _: None)
+        carry_out(Plan([hungry], noise_samples, [PGD]), tmp_path / "run", Resources(on_notice=lambda _: None))
 
 
 def test_an_attack_whose_samples_hang_together_is_not_portioned(noise_samples, tmp_path):
     made = tiny()
     hungry = Classifier(Hungry(made.network, 8), made.settings, title=made.title)
     run = carry_out(
-        Plan([hungry], noise_samples, [load_suite("cw").with_steps(2)]), tmp_path / "run", on_notice=lambda _: None
+        Plan([hungry], noise_samples, [load_suite("cw").with_steps(2)]), tmp_path / "run", Resources(on_notice=lambda _: None)
     )
-    texts = {s.cell.attack: s.text for s in run.statuses}
+    texts = {str(s.cell.attack): s.text for s in run.statuses}
     assert texts[CLEAN] == "complete"
     assert "OutOfMemoryError" in texts["cw"]
 

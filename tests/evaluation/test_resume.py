@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from robustkpca.errors import RunError
 from robustkpca.evaluation.loop import evaluate
-from robustkpca.runs import files
+from robustkpca.evaluation.units import Unit
 from robustkpca.runs.run import Run
+from robustkpca.runtime.claims import Claims
+from robustkpca.runtime.place import Place
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import noise, tiny
 
@@ -33,7 +36,7 @@ def test_twenty_kills_change_nothing(tmp_path, processes):
     assert int(done.stdout) == 20, "the evaluation was over before it was killed 20 times"
     whole, cut = Run.open(tmp_path / "whole"), Run.open(tmp_path / "cut")
     pd.testing.assert_frame_equal(cut.rows, whole.rows)
-    assert cut.probes == whole.probes
+    assert cut.health == whole.health
     assert {s.text for s in cut.statuses} == {"complete"}
 
 
@@ -57,14 +60,16 @@ def spoil(path, how):
         elif how == "a column less":
             rows = rows.drop(columns="flags")
         elif how == "another attack":
-            rows = rows.assign(attack="pgd")
+            rows = rows.assign(perturbation="pgd")
         elif how == "another answer":
             rows.loc[0, "correct"] = not rows.loc[0, "correct"]
+        elif how == "another verdict":
+            rows.loc[0, "broken"] = not rows.loc[0, "broken"]
         rows.to_parquet(path)
 
 
 @pytest.mark.parametrize("how", ["half", "empty", "zeros", "a bit", "one twice, one missing", "one less", "a column less",
-                                  "another attack", "another answer"])  # fmt: skip
+                                  "another attack", "another answer", "another verdict"])  # fmt: skip
 def test_files_that_are_not_whole_are_made_again(tmp_path, how):
     whole = run(tmp_path / "whole").rows
     run(tmp_path / "torn")
@@ -93,12 +98,19 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(run(tmp_path / "cut").rows, whole)
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="no locks on this system")
-def test_a_second_writer_is_refused(tmp_path):
-    first = run(tmp_path / "run")
-    with first.held(), pytest.raises(RunError, match="is being written by another process"):
-        run(tmp_path / "run")
-    pd.testing.assert_frame_equal(run(tmp_path / "run").rows, first.rows)
+def test_a_second_process_shares_the_work(tmp_path):
+    """What another living process holds is left to it; whoever is not the first does not wait for it."""
+    whole = run(tmp_path / "whole").rows
+    cut = run(tmp_path / "cut")
+    for chunk in (tmp_path / "cut" / "rows").rglob("0000007.parquet"):
+        chunk.unlink()
+    with Claims(tmp_path / "cut" / "claims") as others:
+        assert others.take(Unit(0, range(7, 14)).key)
+        part = run(tmp_path / "cut", here=Place(1, 2, 1, 2))
+        assert {s.text for s in part.statuses} == {"incomplete 23/30"}
+        assert others.held_by_others() == []
+    pd.testing.assert_frame_equal(run(tmp_path / "cut").rows, whole)
+    pd.testing.assert_frame_equal(cut.rows, whole)
 
 
 def test_a_run_killed_in_its_first_moment_can_be_begun_again(tmp_path):
@@ -127,16 +139,26 @@ def test_a_lost_run_json_is_made_again_and_chunks_of_other_requests_are_not_take
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
-    run(tmp_path / "run")
-    (tmp_path / "run" / ".lock").unlink()
-    (tmp_path / "run" / ".lock").mkdir()  # not to be opened, by root either
-    with pytest.raises(RunError, match="cannot write"):
+    done = run(tmp_path / "run")
+    rows = tmp_path / "run" / "rows"
+    shutil.rmtree(rows)
+    rows.write_text("")  # nothing can be made in it, by root either
+    with pytest.raises(RunError, match="cannot write") as error:
         run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    rows.unlink()
+    (tmp_path / "run" / "claims").rmdir()
+    (tmp_path / "run" / "claims").write_text("")
+    with pytest.raises(RunError, match="cannot make") as error:
+        run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    (tmp_path / "run" / "claims").unlink()
+    pd.testing.assert_frame_equal(run(tmp_path / "run").rows, done.rows)
 
 
 def test_no_sample_is_there_twice_or_missing(tmp_path):
     ids = noise().ids
     rows = run(tmp_path / "run").rows
-    for _, cell in rows.groupby(["attack", "budget"]):
+    for _, cell in rows.groupby(["perturbation", "budget"]):
         assert list(cell["sample"]) == ids
     assert np.isfinite(rows["confidence"]).all()

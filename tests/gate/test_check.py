@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +6,8 @@ from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.gate.check import HOLDS, INVALID, REGRESSED, Tolerances, check
+from robustkpca.runs.records import Record
+from robustkpca.runs.request import Request
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import SIDE, tiny
@@ -28,26 +28,29 @@ def baseline(samples, tmp_path):
     return evaluate([tiny()], samples, SUITES, tmp_path / "baseline")
 
 
-def variant(run: Run, path, *, request=None, rows=None) -> Run:
-    """A copy of a run with another request or other rows, as if another run had made it."""
+def variant(run: Run, *, request=None, rows=None, failures=None, softmaxed=None) -> Run:
+    """A copy of a run with another request, other rows, with failures of perturbations, or with outputs that are probabilities,
+    as if another run had made it."""
+    plain = run.request.plain
     for key, value in (request or {}).items():
         *parents, last = key.split(".")
-        place = run.request
+        place = plain
         for parent in parents:
             place = place[int(parent) if parent.isdigit() else parent]
         place[last] = value
-    made = Run.start(path, json.loads(json.dumps(run.request)), run.manifest.environment)
-    frame = run.rows if rows is None else rows
-    for (model, attack), part in frame.groupby(["model", "attack"], sort=False):
-        made.write_chunk(model, attack, 0, part)
-    return Run.open(path)
+    records = [
+        Record(model=label, health=run.health[label] | ({} if softmaxed is None else {"softmaxed": softmaxed}),
+               failures=failures or {})
+        for label in run.models
+    ]  # fmt: skip
+    return Run.in_memory(Request.parse(plain, "request"), run.rows if rows is None else rows, records)
 
 
 def with_correct(run: Run, share: float, cell=("fgsm", "1/255")) -> pd.DataFrame:
     """The rows of a run with exactly `share` of one cell right, and all right when clean."""
     rows = run.rows.copy()
-    rows = outcomes(rows, rows["attack"] == "clean", np.ones(400, dtype=bool))
-    here = (rows["attack"] == cell[0]) & (rows["budget"] == cell[1])
+    rows = outcomes(rows, rows["perturbation"] == "clean", np.ones(400, dtype=bool))
+    here = (rows["perturbation"] == cell[0]) & (rows["budget"] == cell[1])
     return outcomes(rows, here, np.arange(here.sum()) < round(share * here.sum()))
 
 
@@ -67,9 +70,9 @@ def test_the_same_run_holds(baseline, samples, tmp_path):
     assert (verdict.cells["change"] == 0).all()
 
 
-def test_a_real_drop_is_caught_and_named(baseline, tmp_path):
-    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
-    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.55))
+def test_a_real_drop_is_caught_and_named(baseline):
+    before = variant(baseline, rows=with_correct(baseline, 0.60))
+    after = variant(baseline, rows=with_correct(baseline, 0.55))
     verdict = check(after, before)
     assert verdict.code == REGRESSED
     assert verdict.reasons[0].startswith(f"{baseline.models[0]}, fgsm 1/255: 60.0 -> 55.0 % (-5.0 points")
@@ -77,15 +80,15 @@ def test_a_real_drop_is_caught_and_named(baseline, tmp_path):
     assert check(before, after).code == HOLDS
 
 
-def test_a_drop_that_could_be_chance_holds(baseline, tmp_path):
-    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
-    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.5925))  # 3 samples of 400
+def test_a_drop_that_could_be_chance_holds(baseline):
+    before = variant(baseline, rows=with_correct(baseline, 0.60))
+    after = variant(baseline, rows=with_correct(baseline, 0.5925))  # 3 samples of 400
     assert check(after, before, tolerance=0).code == HOLDS
 
 
-def test_a_sudden_gain_is_suspicious(baseline, tmp_path):
-    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.1))
-    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.7))
+def test_a_sudden_gain_is_suspicious(baseline):
+    before = variant(baseline, rows=with_correct(baseline, 0.1))
+    after = variant(baseline, rows=with_correct(baseline, 0.7))
     verdict = check(after, before)
     assert verdict.code == INVALID
     assert verdict.doubts[0].startswith(
@@ -101,9 +104,9 @@ def test_a_sudden_gain_is_suspicious(baseline, tmp_path):
      ("data.content", "0", "other image data"), ("data.ids", "0", "other sample ids"),
      ("suites.0.threat.clip", False, "other threat model"), ("suites.0.version", 2, "other threat model")],
 )  # fmt: skip
-def test_unlike_requests_are_not_comparable(baseline, tmp_path, key, value, reason):
-    kept = variant(baseline, tmp_path / "kept")
-    other = variant(Run.open(kept.path), tmp_path / "other", request={key: value})
+def test_unlike_requests_are_not_comparable(baseline, key, value, reason):
+    kept = variant(baseline)
+    other = variant(kept, request={key: value})
     verdict = check(other, kept)
     assert verdict.code == INVALID
     assert reason in verdict.reasons[0]
@@ -135,30 +138,29 @@ def test_one_model_each_may_have_other_names(baseline, samples, tmp_path):
     assert check(with_rows(vit, with_correct(vit, 0.0)), better).code == REGRESSED
 
 
-def test_nothing_measured_is_never_green(baseline, tmp_path):
-    empty = Run.start(tmp_path / "empty", baseline.request, {})
+def test_nothing_measured_is_never_green(baseline):
+    empty = variant(baseline, rows=baseline.rows.iloc[:0])
     verdict = check(empty, baseline)
     assert verdict.code == INVALID
     assert "not run" in verdict.reasons[0]
     assert check(baseline, empty).code == INVALID
-    partial = variant(baseline, tmp_path / "partial", rows=baseline.rows[baseline.rows["sample"] != "n007"])
+    partial = variant(baseline, rows=baseline.rows[baseline.rows["sample"] != "n007"])
     assert "incomplete 399/400" in check(partial, baseline).reasons[0]
-    failed = variant(baseline, tmp_path / "failed")
-    failed.fail(baseline.models[0], "fgsm", "RuntimeError: no")
+    failed = variant(baseline, failures={"fgsm": "RuntimeError: no"})
     assert "failed: RuntimeError: no" in check(failed, baseline).reasons[0]
 
 
-def test_broken_rows_are_never_green(baseline, tmp_path):
+def test_broken_rows_are_never_green(baseline):
     rows = baseline.rows.copy()
     rows.loc[450, "flags"] = "non_finite"
-    verdict = check(variant(baseline, tmp_path / "a", rows=rows), baseline)
+    verdict = check(variant(baseline, rows=rows), baseline)
     assert (verdict.code, "not finite" in verdict.reasons[0]) == (INVALID, True)
     rows = baseline.rows.astype({"correct": object})
     rows.loc[450, "correct"] = None
-    assert check(variant(baseline, tmp_path / "b", rows=rows), baseline).code == INVALID
+    assert check(variant(baseline, rows=rows), baseline).code == INVALID
     rows = baseline.rows.copy()
     rows.loc[450, "label"] = 3 if rows.loc[450, "label"] != 3 else 4
-    assert "other samples or labels" in check(variant(baseline, tmp_path / "c", rows=rows), baseline).reasons[0]
+    assert "other samples or labels" in check(variant(baseline, rows=rows), baseline).reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def in_memory(run: Run, correct: dict[tuple[str, str], np.ndarray]) -> Run:
     """The run with other outcomes, without writing anything."""
     rows = run.rows.copy()
     for (attack, budget), values in correct.items():
-        rows = outcomes(rows, (rows["attack"] == attack) & (rows["budget"] == budget), values)
+        rows = outcomes(rows, (rows["perturbation"] == attack) & (rows["budget"] == budget), values)
     return with_rows(run, rows)
 
 
@@ -226,8 +228,8 @@ def test_a_drop_of_five_points_is_caught(thousand):
 
 
 def test_a_cell_may_have_a_tolerance_of_its_own(baseline, tmp_path):
-    before = variant(baseline, tmp_path / "a", rows=with_correct(baseline, 0.60))
-    after = variant(baseline, tmp_path / "b", rows=with_correct(baseline, 0.55))
+    before = variant(baseline, rows=with_correct(baseline, 0.60))
+    after = variant(baseline, rows=with_correct(baseline, 0.55))
     file = tmp_path / "limits.toml"
     file.write_text(
         'tolerance = 1\n[[cell]]\nattack = "fgsm"\nbudget = "1/*"\ntolerance = 6\n[[cell]]\nmodel = "Sym*"\nbudget = "8/255"\ntolerance = 0\n'
@@ -263,10 +265,8 @@ def test_a_limit_that_matches_nothing_disarms_nothing(baseline):
     )
 
 
-def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline, tmp_path):
-    manifest = json.loads(json.dumps(baseline.manifest))
-    manifest["probes"][baseline.models[0]]["softmaxed"] = True
-    verdict = check(Run(baseline.path, manifest), baseline)
+def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline):
+    verdict = check(variant(baseline, softmaxed=True), baseline)
     assert verdict.code == INVALID
     assert verdict.doubts[0].startswith(f"logits, {baseline.models[0]}: the outputs are probabilities")
 
@@ -276,7 +276,7 @@ def test_a_run_with_a_finding_of_level_fail_is_not_green(baseline, tmp_path):
     [("prediction", 99, "no class of the model"), ("confidence", np.nan, "1 rows without a confidence"),
      ("correct", None, "rows without a value"), ("label", 3, "not what label and prediction say")],
 )  # fmt: skip
-def test_rows_that_contradict_themselves_are_never_green(baseline, tmp_path, column, value, reason):
+def test_rows_that_contradict_themselves_are_never_green(baseline, column, value, reason):
     rows = outcomes(baseline.rows.copy(), pd.Series(True, baseline.rows.index), np.ones(len(baseline.rows), dtype=bool))
     fine = with_rows(baseline, rows)
     assert check(fine, fine).code == HOLDS

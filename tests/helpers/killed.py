@@ -7,7 +7,6 @@ without a kill, to `folder`/cut with them, and prints how many kills hit a runni
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -17,12 +16,12 @@ import torch
 
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import RPCSettings
-from robustkpca.runtime import sharing
+from robustkpca.runtime.place import Place
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import noise, oracle, oracle_samples, tiny
 
 
-def kill_test(folder: Path, here: sharing.Place) -> None:
+def kill_test(folder: Path, here: Place) -> None:
     blur = Suite.parse(
         {"name": "c", "version": 1, "title": "c", "corruptions": ["fog", "shot_noise"], "severities": [1, 5]}, "suite"
     )
@@ -31,7 +30,7 @@ def kill_test(folder: Path, here: sharing.Place) -> None:
     evaluate(models, noise(), suites, folder, batch_size=2, here=here)
 
 
-def padding(folder: Path, here: sharing.Place) -> None:
+def padding(folder: Path, here: Place) -> None:
     some = oracle_samples().take(np.array([10, 0, 1, 2, 3, 4, 5, 6, 7, 8]))
     evaluate([oracle()], some, [load_suite("fgsm").with_eps(["0"])], folder, batch_size=3, here=here)
 
@@ -41,13 +40,10 @@ WORK = {"kills": kill_test, "padding": padding}
 
 def begin(what: str, folder: Path, count: int) -> list[int]:
     """Process ids of `count` forks that share the run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     children = []
     for rank in range(count):
         if (child := os.fork()) == 0:
-            here = sharing.Place(rank, count, rank, count, "127.0.0.1", port) if count > 1 else sharing.ALONE
+            here = Place(rank, count, rank, count)
             try:
                 torch.set_num_threads(1)  # before anything is computed: a pool of threads does not survive a fork
                 WORK[what](folder, here)

@@ -17,7 +17,7 @@ import torch
 from robustkpca import train as training
 from robustkpca.datasets.sources import load_samples
 from robustkpca.models.settings import RPCSettings
-from robustkpca.runtime.sharing import Place
+from robustkpca.runtime.place import Place
 
 # Everything that draws or keeps a state.
 ALL = {

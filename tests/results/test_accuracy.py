@@ -9,6 +9,7 @@ from robustkpca import page
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.report import run_tables
 from robustkpca.results import accuracy, comparison
+from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import wilson
 from robustkpca.suites.cell import CLEAN
 from robustkpca.suites.suite import Suite, load_suite
@@ -26,7 +27,7 @@ def test_accuracy_is_recomputed_from_rows(run):
     long = accuracy.accuracy_table(run)
     assert len(long) == 2 * 4
     for row in long.itertuples():
-        part = run.rows[(run.rows[["model", "attack", "budget"]] == [row.model, row.attack, row.budget]).all(axis=1)]
+        part = run.rows[(run.rows[["model", "perturbation", "budget"]] == [row.model, row.attack, row.budget]).all(axis=1)]
         assert (row.n, row.correct) == (30, part["correct"].sum())
         assert row.accuracy == pytest.approx(part["correct"].mean())
         assert (row.low, row.high) == pytest.approx(wilson(int(row.correct), 30))
@@ -97,7 +98,7 @@ def test_comparison_is_paired_and_adjusted(run):
     frame = comparison.compare(run)
     a, b = run.models
     wide = run.rows.pivot_table(
-        index=["attack", "budget", "sample"], columns="model", values="correct", aggfunc="first"
+        index=["perturbation", "budget", "sample"], columns="model", values="correct", aggfunc="first"
     )
     for row in frame.itertuples():
         part = wide.loc[(row.attack, row.budget)]
@@ -115,10 +116,8 @@ def test_corruption_means_need_every_severity(noise_samples, tmp_path):
     mean = long["some/fog"].mean()
     assert cells["fog"] == f"{100 * mean:.1f}"
     assert cells["mean"] == f"{100 * (mean + long['some/contrast'].mean()) / 2:.1f}"
-    file = run.chunk_path(run.models[0], "some/fog", 0)
-    rows = pd.read_parquet(file)
-    run.write_chunk(run.models[0], "some/fog", 0, rows[rows["budget"] != "3"])
-    cells = run_tables.views(type(run).open(run.path))[0].cells[run.models[0]]
+    lost = (run.rows["perturbation"] == "some/fog") & (run.rows["budget"] == "3")
+    cells = run_tables.views(Run.in_memory(run.request, run.rows[~lost]))[0].cells[run.models[0]]
     assert cells["fog"] == "not run (1 of 3 severities)"
     assert cells["mean"] == "not available"
 

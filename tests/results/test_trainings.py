@@ -12,6 +12,7 @@ from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report, run_tables, summary
 from robustkpca.results import accuracy, trainings
+from robustkpca.runs.run import Run
 from robustkpca.statistics import proportions, training_runs
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL
 from robustkpca.suites.suite import Suite, load_suite
@@ -40,7 +41,8 @@ def two_attacks() -> Suite:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Two models of three trainings each, under two attacks and two corruptions."""
-    few = load_suite("corruptions").model_dump() | {"corruptions": ["brightness", "contrast"], "severities": [1, 5]}
+    few = load_suite("corruptions").model_dump()
+    few["threat"] |= {"names": ["brightness", "contrast"], "severities": [1, 5]}
     suites = [load_suite("fgsm").with_eps(["2/255", "8/255"]), two_attacks(), Suite.parse(few, "suite")]
     return evaluate([*trained(), *trained("vit")], noise(), suites, tmp_path_factory.mktemp("seeds") / "run")
 
@@ -48,7 +50,7 @@ def run(tmp_path_factory):
 def test_one_training_more_does_not_turn_means_off(noise_samples, tmp_path):
     run = evaluate([*trained(), tiny("vit")], noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
     assert list(trainings.groups(run)) == ["SymViT-w16d2h2", "ViT-w16d2h2"]
-    assert trainings.of_seeds(run)
+    assert trainings.has_training_runs(run)
     found = trainings.over_seeds(run)
     assert found[["seeds", "attack", "status", "n"]].to_numpy().tolist() == [
         [3, CLEAN, "complete", 30], [3, "fgsm", "complete", 30], [1, CLEAN, "complete", 30], [1, "fgsm", "complete", 30]]  # fmt: skip
@@ -73,7 +75,7 @@ def test_other_settings_and_the_same_weights_are_no_seeds(noise_samples, tmp_pat
         tiny("rpc-symvit", RPCSettings(iterations=3, lam=1.0)),
     ]
     run = evaluate(models, noise_samples, [], tmp_path / "run")
-    assert not trainings.of_seeds(run)
+    assert not trainings.has_training_runs(run)
     assert trainings.compare_seeds(run).empty
     assert {len(labels) for labels in trainings.groups(run).values()} == {1}
     assert list(run_tables.views(run)[0].cells.index) == run.models
@@ -211,7 +213,7 @@ def test_the_interval_over_seeds_covers(seed_sd, trainings):
 
 
 def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
-    assert trainings.of_seeds(run)
+    assert trainings.has_training_runs(run)
     found = {view.title: view for view in run_tables.views(run)}
     assert list(found)[-2:] == ["Comparison over seeds", "Single checkpoints"]
     assert "Paired comparison" not in found
@@ -232,7 +234,7 @@ def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
     assert list(single.index) == run.models
     long = accuracy.accuracy_table(run)
     mean = long[(long["suite"] == "corruptions") & (long["model"] == run.models[0])]["accuracy"].mean()
-    assert single.loc[run.models[0], "corruptions/mean"] == run_tables.share(mean)
+    assert single.loc[run.models[0], "corruptions/mean"] == f"{100 * mean:.1f}"
     text = "\n".join(summary.summary(run, []))
     assert "over trainings" in text
     assert list(found["Comparison over seeds"].cells.index) == ["ViT-w16d2h2"]
@@ -245,9 +247,9 @@ def test_the_map_of_corruptions_is_drawn(run):
     """A panel for each model, each with its figures."""
     long, suite = trainings.shown_table(run), run.suites[-1]
     one = long[long["model"] == "SymViT-w16d2h2"]
-    blank = one.assign(accuracy=pd.NA)
-    assert len(plots.corruption_map(one, suite)) > 1.1 * len(plots.corruption_map(blank, suite))
-    assert len(plots.corruption_map(long, suite)) > 1.2 * len(plots.corruption_map(one, suite))
+    blank = one.assign(value=pd.NA)
+    assert len(plots.corruption_map(run, one, suite)) > 1.1 * len(plots.corruption_map(run, blank, suite))
+    assert len(plots.corruption_map(run, long, suite)) > 1.2 * len(plots.corruption_map(run, one, suite))
 
 
 def test_one_image_is_shown_for_what_it_is(tmp_path):

@@ -13,7 +13,7 @@ from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.checkpoints import load_classifier
-from robustkpca.suites.budget import parse_eps
+from robustkpca.suites.budget import eps_budget, parse_eps
 from robustkpca.suites.cell import Cell
 from robustkpca.suites.suite import Suite, load_suite, suite_names
 from tests.attacks.test_engine import images_of, run
@@ -55,7 +55,7 @@ def test_images_with_0_and_1_stay_in_box_and_ball_whatever_the_budget(official, 
     assert (run_.rows["flags"] == "").all()
     clean = run_.cell_rows(run_.models[0], Cell.parse("clean", ""))["prediction"]
     for label in suite.attacks:
-        none = run_.cell_rows(run_.models[0], Cell(label, "0"))
+        none = run_.cell_rows(run_.models[0], Cell(label, eps_budget("0")))
         assert none["prediction"].equals(clean)
         assert (none["distance"] == 0).all()
 
@@ -104,7 +104,7 @@ def test_an_active_set_breaks_whatever_the_last_iterate_breaks():
     )
     for eps in active.budgets:
         any_, end = (
-            classifier(run(classifier, images, labels, suite, eps, label="same starts")).argmax(1) == labels
+            classifier(run(classifier, images, labels, suite, str(eps), label="same starts")).argmax(1) == labels
             for suite in (active, last)
         )
         assert not (any_ & ~end).any(), eps

@@ -8,7 +8,7 @@ import pytest
 from robustkpca.attacks import registry
 from robustkpca.errors import SpecError
 from robustkpca.gate.check import Tolerances
-from robustkpca.suites.budget import eps_text, parse_eps
+from robustkpca.suites.budget import Budget, eps_text, parse_eps
 from robustkpca.suites.suite import Suite, load_suite, suite_names
 
 
@@ -40,7 +40,7 @@ def test_budgets_that_make_no_sense(eps, message):
 
 
 def test_two_ways_to_write_a_budget_are_one_column():
-    assert load_suite("pgd").with_eps(["8/255", "0.0313725", "0.03137254901960784"]).budgets == ("8/255",)
+    assert load_suite("pgd").with_eps(["8/255", "0.0313725", "0.03137254901960784"]).budgets == (Budget(Fraction(8, 255), "8/255"),)
 
 
 def test_every_suite_of_the_package_loads():
@@ -53,7 +53,7 @@ def test_the_paper_protocol_says_what_the_paper_did():
     suite = load_suite("pgd", "paper")
     assert suite.name == "pgd-paper"
     assert suite.threat.model_dump() == {
-        "norm": "linf", "eps": tuple(f"{i}/255" for i in range(1, 7)), "space": "normalized", "clip": False,
+        "kind": "ball", "norm": "linf", "eps": tuple(f"{i}/255" for i in range(1, 7)), "space": "normalized", "clip": False,
         "labels": "predicted", "targeted": False,
     }  # fmt: skip
     assert suite.attack[0].resolve(Fraction(6, 255)) == {
@@ -103,7 +103,7 @@ def test_overrides_refuse_what_has_no_such_thing():
 def test_a_suite_file_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nversion = 1\ntitle = "t"\ncorruptions = ["fog"]\nseverities = [3]\n')
-    assert load_suite(str(path)).budgets == ("3",)
+    assert load_suite(str(path)).budgets == (Budget(Fraction(3), "3"),)
     path.write_text('name = "mine"\nversion = 1\ntitle = "t"\ncorruptions = ["fog"]\nseverities = [0]\n')
     with pytest.raises(SpecError, match="from 1 to 5"):
         load_suite(str(path))

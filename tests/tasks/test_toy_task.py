@@ -13,7 +13,7 @@ from robustkpca import accuracy_table, check, compare, evaluate, findings
 from robustkpca.gate.check import HOLDS, REGRESSED
 from robustkpca.report import report, run_tables
 from robustkpca.runs.run import Run
-from robustkpca.runtime.sharing import Place
+from robustkpca.runtime.place import Place
 from robustkpca.suites.suite import Suite
 from tests.helpers.toy_task import Copier, good, poor, signals
 

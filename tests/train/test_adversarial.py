@@ -11,7 +11,7 @@ from robustkpca import train as training
 from robustkpca.datasets.sources import load_samples
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import ModelSettings, Preprocessing
-from robustkpca.runtime.sharing import ALONE
+from robustkpca.runtime.place import ALONE
 from robustkpca.train import Recipe
 from robustkpca.train.adversarial import ascend, divergence, pgd_examples, trades_examples, trades_loss
 from robustkpca.train.data import keyed

@@ -20,7 +20,7 @@ from robustkpca.models.networks import build_network
 from robustkpca.models.settings import Preprocessing, RPCSettings
 from robustkpca.models.weight_files import read
 from robustkpca.runtime.keyed_random import generator
-from robustkpca.runtime.sharing import ALONE, Place
+from robustkpca.runtime.place import ALONE, Place
 from robustkpca.train import RECIPES, Recipe, augment, guard, load_recipe, parse_settings, recipe_for
 from robustkpca.train.data import Batches, Order, Pictures, keyed
 from robustkpca.train.loop import Trainer
