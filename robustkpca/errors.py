@@ -38,6 +38,11 @@ class TrainingError(RobustKPCAError):
     exit_code = 1
 
 
+def brief(error: BaseException) -> str:
+    """The first line of an error's message; its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Message for a name that does not exist: the closest one, then all of them."""
     known = list(known)

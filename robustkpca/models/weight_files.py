@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from robustkpca.errors import CheckpointError
+from robustkpca.errors import CheckpointError, brief
 
 _multiarray: Any = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray  # type: ignore[attr-defined]
 RECORD_KEY = "robustkpca"  # the metadata entry of a safetensors file that holds the model's settings
@@ -132,7 +132,7 @@ def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, A
             f"{about}: not plain weights, and opening it could run code.{asks} Save `model.state_dict()` and use that file"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+        reason = brief(error).split(". ")[0]
         raise CheckpointError(f"{about}: cannot read it, torn or half downloaded? ({reason})") from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{about}: expected a dict of weights, got {type(content).__name__}")

@@ -1,12 +1,10 @@
-"""Files that are whole or not there: how a run is kept on disk."""
+"""How a run is kept on disk: its lock, its tables and its arrays. What writes files whole is in `robustkpca.files`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from robustkpca.errors import RunError
+from robustkpca.errors import RunError, brief
 
 try:
     import fcntl
@@ -45,11 +43,6 @@ def locked(file: Path, what: str) -> Iterator[None]:
         yield
 
 
-def brief(error: Exception) -> str:
-    """The first line of an error."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
 def read_table(file: Path) -> pa.Table:
     """A Parquet file whose pages are what was written. Raises RunError for any other."""
     try:
@@ -71,24 +64,3 @@ def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Arrays as a compressed .npz, whatever the name ends in."""
     with path.open("wb") as file:  # a name would be given the suffix .npz
         np.savez_compressed(file, **arrays)
-
-
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def write_files(files: Mapping[Path, bytes]) -> None:
-    """Each of several files with its content, see `write_whole`."""
-    for file, content in files.items():
-        write_whole(file, partial(Path.write_bytes, data=content))

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from robustkpca.errors import RunError
-from robustkpca.runs.files import brief, locked, read_table, save_arrays, whole_json, write_whole
+from robustkpca.errors import RunError, brief
+from robustkpca.files import write_whole
+from robustkpca.runs.files import locked, read_table, save_arrays, whole_json
 from robustkpca.runs.request import differences, fingerprint
 from robustkpca.runs.schema import FLAGS, FORMAT, SCHEMA
 from robustkpca.suites.cell import CLEAN, Cell

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from robustkpca.errors import ProcessError
+from robustkpca.errors import ProcessError, brief
 
 START = 300  # seconds within which all processes must have come
 PATIENCE = 5  # seconds after which it is said that others are waited for
@@ -260,7 +260,7 @@ def _store(here: Place, on_notice: Callable[[str], None]) -> Any:
     while meeting.is_alive():
         meeting.join(0.5)
     if failed:
-        why = str(failed[0]).splitlines()[0][:200]
+        why = brief(failed[0])[:200]
         raise ProcessError(f"expected {here.world} processes at {address} within {START} s, not all came ({why})")
     return _stores[here]
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
-from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError
+from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError, brief
 from robustkpca.kpca import analysis
 from robustkpca.models import checkpoints
 from robustkpca.models.classifier import Classifier
@@ -318,7 +318,7 @@ def _together(here: Place, device: str) -> Iterator[None]:
             timeout=timedelta(hours=2),  # the others wait while the first process scores and writes
         )
     except (RuntimeError, ValueError) as error:
-        raise ProcessError(f"the {here.world} processes could not meet ({str(error).splitlines()[0][:200]})") from None
+        raise ProcessError(f"the {here.world} processes could not meet ({brief(error)[:200]})") from None
     try:
         with warnings.catch_warnings():
             # Of patch embeddings of grey images; it says itself that it is no error.

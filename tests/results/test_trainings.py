@@ -45,6 +45,14 @@ def run(tmp_path_factory):
     return evaluate([*trained(), *trained("vit")], noise(), suites, tmp_path_factory.mktemp("seeds") / "run")
 
 
+def test_the_layers_of_trainings_may_be_written_in_two_ways(noise_samples, tmp_path):
+    models = [*trained("rpc-symvit", 1, RPCSettings(iterations=1, lam=1.0, layers="first"))]
+    models += trained("rpc-symvit", 2, RPCSettings(iterations=1, lam=1.0, layers=(1,)))[1:]
+    run = evaluate(models, noise_samples.take(np.arange(5)), [], tmp_path / "run")
+    assert trainings.groups(run) == {"RPC-SymViT-w16d2h2 (1iter/layer1, lambda 1)": list(run.models)}
+    assert len(run.models) == 2
+
+
 def test_one_training_more_does_not_turn_means_off(noise_samples, tmp_path):
     run = evaluate([*trained(), tiny("vit")], noise_samples, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
     assert list(trainings.groups(run)) == ["SymViT-w16d2h2", "ViT-w16d2h2"]
