@@ -38,14 +38,14 @@ class TrainingError(RobustKPCAError):
     exit_code = 1
 
 
+def brief(error: BaseException) -> str:
+    """The first line of an error's message; its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Message for a name that does not exist: the closest one, then all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}.{hint} Available: {', '.join(known)}"
-
-
-def brief(error: BaseException) -> str:
-    """The first line of an error's message, or its class where it has none."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "robustkpca"
 FLOORS = [
     {"_version"},
     {"errors"},
-    {"config", "extensions", "page"},
+    {"config", "extensions", "files", "page"},
     {"statistics", "runtime"},
     {"suites"},
     {"models"},
@@ -41,6 +41,7 @@ NO_TORCH = {
     "errors",
     "config",
     "extensions",
+    "files",
     "page",
     "statistics",
     "suites",

@@ -153,6 +153,6 @@ def _untrained(
                     rpc = RPCSettings.parse(settings, "RPC settings")
                     made.append(untrained(name, rpc=rpc, img_size=img_size or 224))
     given = [flag for flag, value in (("--iterations", iterations), ("--lambda", lam), ("--layers", layers)) if value]
-    if given and not any(getattr(getattr(m, 'settings', None), 'rpc', None) for m in made):
+    if given and not any(getattr(getattr(m, "settings", None), "rpc", None) for m in made):
         raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, got {', '.join(names)}")
     return made

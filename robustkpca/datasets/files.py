@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robustkpca.datasets.images import ArraySamples, FileSamples
 from robustkpca.datasets.samples import Samples
-from robustkpca.errors import DataError
+from robustkpca.errors import DataError, brief
 from robustkpca.suites.cell import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, RELEASED, Cell
 
 FASHION_CLASSES = (
@@ -63,8 +63,7 @@ def cifar(path: Path, split: str, hundred: bool = False) -> Samples:
     try:
         data = kind(str(root), train=split == "train", download=False)
     except (RuntimeError, OSError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"data {name}: expected {kind.base_folder}/ in {root} ({reason})") from None
+        raise DataError(f"data {name}: expected {kind.base_folder}/ in {root} ({brief(error)})") from None
     ids = [f"{split}/{i:05d}" for i in range(len(data.targets))]
     return ArraySamples(name, ids, np.array(data.targets, dtype=np.int64), tuple(data.classes), data.data)
 

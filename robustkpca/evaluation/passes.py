@@ -20,8 +20,8 @@ from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError, RunError, SpecError
 from robustkpca.evaluation.loop import Progress, Resources
 from robustkpca.evaluation.units import Unit, Work
+from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
-from robustkpca.runs.files import write_whole
 from robustkpca.runs.folder import chunk_ranges
 from robustkpca.runtime.claims import Claims
 from robustkpca.runtime.memory import Portions

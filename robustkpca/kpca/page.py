@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from robustkpca.errors import RunError
+from robustkpca.files import write_files
 from robustkpca.kpca.plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
-from robustkpca.runs.files import write_files
 
 PAGE = "analysis.md"
 TABLES = ("heads", "gamma", "spectrum", "pursuit")

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 
-from robustkpca.errors import DataError
+from robustkpca.errors import DataError, brief
 
 LOG_COLUMNS = ("epoch", "model", "projection_loss")
 _PURSUIT = {
@@ -75,7 +75,7 @@ def read_log(path: Path) -> pd.DataFrame:
     try:
         rows = pd.read_csv(path)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise DataError(f"log {path}: {str(error).splitlines()[0]}") from None
+        raise DataError(f"log {path}: {brief(error)}") from None
     if missing := [name for name in LOG_COLUMNS if name not in rows]:
         raise DataError(f"log {path}: expected columns {', '.join(LOG_COLUMNS)}, missing {', '.join(missing)}")
     for name in ("epoch", "projection_loss"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -17,7 +16,8 @@ from safetensors.torch import save as serialize
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from robustkpca.errors import CheckpointError, SpecError, unknown
+from robustkpca.errors import CheckpointError, SpecError, brief, unknown
+from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.networks import build_network
 from robustkpca.models.settings import (
@@ -52,13 +52,8 @@ def save(path: Path, state: Mapping[str, Tensor], settings: ModelSettings, train
     """Write safetensors with the settings and the training record in its metadata, complete or not at all."""
     record = {"settings": settings.model_dump(mode="json", by_alias=True), "training": training}
     metadata = {RECORD_KEY: json.dumps(record, sort_keys=True, allow_nan=False)}
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(serialize({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata))
-        os.replace(part, path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+    content = serialize({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
+    write_whole(path, lambda part: part.write_bytes(content), error=CheckpointError)
 
 
 def load_classifier(
@@ -252,9 +247,8 @@ def _load_timm(
         try:
             network = _create_timm(name, img_size, pretrained=True)
         except Exception as error:  # timm and the hub raise what they like when weights cannot be had
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(
-                f"{model}: no pretrained weights could be had ({reason}); give --checkpoint FILE"
+                f"{model}: no pretrained weights could be had ({brief(error)}); give --checkpoint FILE"
             ) from None
     else:
         file = read(Path(checkpoint), which)

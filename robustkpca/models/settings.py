@@ -47,6 +47,17 @@ class RPCSettings(Frozen):
     lam: float = Field(gt=0, allow_inf_nan=False, alias="lambda")
     layers: Literal["first", "all"] | tuple[int, ...] = "first"
 
+    @field_validator("layers")
+    @classmethod
+    def _in_one_way(
+        cls, layers: Literal["first", "all"] | tuple[int, ...]
+    ) -> Literal["first", "all"] | tuple[int, ...]:
+        """Numbers sorted and each once, `first` for the first layer alone: the same layers are equal settings."""
+        if isinstance(layers, str):
+            return layers
+        numbers = tuple(sorted(set(layers)))
+        return "first" if numbers == (1,) else numbers
+
     def indices(self, depth: int) -> tuple[int, ...]:
         """The layers counted from 0, for a model of `depth` blocks."""
         if self.layers == "all":
@@ -54,7 +65,7 @@ class RPCSettings(Frozen):
         numbers = (1,) if self.layers == "first" else self.layers
         if not numbers or min(numbers) < 1 or max(numbers) > depth:
             raise SpecError(f"RPC layers: expected numbers from 1 to {depth}, got {list(numbers)}")
-        return tuple(sorted({n - 1 for n in numbers}))
+        return tuple(n - 1 for n in numbers)
 
     @property
     def label(self) -> str:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from robustkpca.errors import CheckpointError
+from robustkpca.errors import CheckpointError, brief
 
 _numpy: Any = np  # its core moved in version 2
 _multiarray: Any = (_numpy.core if np.lib.NumpyVersion(np.__version__) < "2.0.0" else _numpy._core).multiarray
@@ -134,7 +134,7 @@ def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, A
             "that file"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+        reason = brief(error).split(". ")[0]
         raise CheckpointError(f"{about}: cannot read it, torn or half downloaded? ({reason})") from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{about}: expected a dict of weights, got {type(content).__name__}")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from robustkpca.diagnosis.findings import Finding, findings
 from robustkpca.errors import SpecError
+from robustkpca.files import write_files
 from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
 from robustkpca.report import plots, run_tables
 from robustkpca.report.provenance import receipt
 from robustkpca.report.summary import summary
 from robustkpca.results import trainings
-from robustkpca.runs.files import write_files
 from robustkpca.runs.run import Run
 
 

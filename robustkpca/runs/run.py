@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from robustkpca.errors import RunError
+from robustkpca.errors import RunError, brief
+from robustkpca.files import write_whole
 from robustkpca.runs import format1
-from robustkpca.runs.files import brief, read_table, write_whole
+from robustkpca.runs.files import read_table
 from robustkpca.runs.folder import RunFolder
 from robustkpca.runs.records import Record, Summary
 from robustkpca.runs.request import FORMAT, Manifest, Request
@@ -164,7 +165,8 @@ class Run:
 
     def export(self, path: Path) -> None:
         """All rows, the manifest and the records as one Parquet file, with checksums of its pages."""
-        plain = self.manifest.model_copy(update={"format": FORMAT}).model_dump(mode="json", by_alias=True)
+        manifest = self.manifest.model_copy(update={"format": FORMAT, "fingerprint": self.request.fingerprint})
+        plain = manifest.model_dump(mode="json", by_alias=True)
         plain["records"] = [record.model_dump(mode="json", exclude_none=True) for record in self._records]
         metadata = {_METADATA: json.dumps(plain, sort_keys=True, allow_nan=False)}
         table = pa.Table.from_pandas(self.rows, schema_of(self.task), preserve_index=False)

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robustkpca.errors import RobustKPCAError, RunError
-from robustkpca.runs.files import read_table, save_arrays, whole_json, write_whole
+from robustkpca.files import write_whole
+from robustkpca.runs.files import read_table, save_arrays, whole_json
 from robustkpca.runs.folder import OURS, RunFolder
 from robustkpca.runs.records import Record
 from robustkpca.runs.request import FORMAT, Manifest, Request, differences

@@ -61,13 +61,15 @@ class KeyedDraws(TorchFunctionMode):
         self.generators = list(generators)
         self._make_shared, self._number = shared, 0
         self.shared = shared(0) if shared else None
+        self._outer: list[KeyedDraws | None] = []  # what was active where this was entered
 
     def __enter__(self) -> Any:
+        self._outer.append(KeyedDraws.active)
         KeyedDraws.active = self
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        KeyedDraws.active = None
+        KeyedDraws.active = self._outer.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod

@@ -208,6 +208,21 @@ def test_draws_that_cannot_be_keyed_are_refused():
         torch.empty(2, 3).uniform_(0, 1)
 
 
+def test_draws_within_draws_give_back_those_around_them():
+    first, second = (KeyedDraws([torch.Generator().manual_seed(i)]) for i in (0, 1))
+    assert KeyedDraws.active is None
+    with first:
+        with second:
+            assert KeyedDraws.active is second
+            with first, pytest.raises(SpecError):
+                torch.randint(3, (1,))
+            assert KeyedDraws.active is second
+        assert KeyedDraws.active is first
+        with KeyedDraws.only(torch.tensor([0])):
+            assert torch.rand(1, 1, 2, 2).shape == (1, 1, 2, 2)
+    assert KeyedDraws.active is None
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [({"method": "PDG"}, "Did you mean 'PGD'"), ({"method": "PGD", "parameters": {"step": 3}}, "Did you mean 'steps'"),

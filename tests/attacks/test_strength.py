@@ -264,9 +264,7 @@ def test_best_pgd_does_not_depend_on_the_batch(noise_samples, loss):
     spec = AttackSpec(name="a", method="BestPGD", parameters=options)
     for i in range(9):
         draws = engine.Draws(0, "a", Fraction("8/255"), [f"s{i}"])
-        alone = engine.attack(
-            classifier, images[i : i + 1], labels[i : i + 1], spec=spec, threat=PIXEL, draws=draws
-        )
+        alone = engine.attack(classifier, images[i : i + 1], labels[i : i + 1], spec=spec, threat=PIXEL, draws=draws)
         assert torch.equal(alone, whole[i : i + 1]), i
 
 

@@ -369,7 +369,9 @@ def test_an_attack_whose_samples_hang_together_is_not_portioned(noise_samples, t
     made = tiny()
     hungry = Classifier(Hungry(made.network, 8), made.settings, title=made.title)
     run = carry_out(
-        Plan([hungry], noise_samples, [load_suite("cw").with_steps(2)]), tmp_path / "run", Resources(on_notice=lambda _: None)
+        Plan([hungry], noise_samples, [load_suite("cw").with_steps(2)]),
+        tmp_path / "run",
+        Resources(on_notice=lambda _: None),
     )
     texts = {str(s.cell.attack): s.text for s in run.statuses}
     assert texts[CLEAN] == "complete"

@@ -48,6 +48,22 @@ def test_flags_override_the_files_rpc_settings(tmp_path):
         load_classifier(checkpoint=tmp_path / "m.safetensors", layers=(3,))
 
 
+def test_one_layer_has_no_note_however_it_is_written(tmp_path):
+    """A file from before there was one way to write the layers is read as well, and is no other training."""
+    first = tiny("rpc-symvit", RPCSettings(iterations=3, lam=0.5, layers="first"))
+    checkpoints.save(tmp_path / "m.safetensors", first.network.state_dict(), first.settings, {})
+    old = first.settings.model_copy(update={"rpc": first.settings.rpc.model_copy(update={"layers": (1,)})})
+    checkpoints.save(tmp_path / "old.safetensors", first.network.state_dict(), old, {})
+    assert read(tmp_path / "old.safetensors").settings["rpc"]["layers"] == [1]
+    for name in ("m", "old"):
+        for layers in (None, "first", (1,), [1]):
+            loaded = load_classifier(checkpoint=tmp_path / f"{name}.safetensors", layers=layers)
+            assert loaded.settings == first.settings
+            assert loaded.notes == ()
+    other = load_classifier(checkpoint=tmp_path / "old.safetensors", layers=(2,))
+    assert other.notes == ("trained as 3iter/layer1, lambda 0.5",)
+
+
 def test_symvit_weights_as_rpc_and_back(tmp_path, state):
     checkpoints.save(tmp_path / "m.safetensors", state, tiny_settings("symvit"), {})
     rpc = load_classifier("rpc-symvit", tmp_path / "m.safetensors", iterations=2, lam=1.0)

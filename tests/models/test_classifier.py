@@ -114,6 +114,20 @@ def test_titles_are_the_papers():
     assert RPCSettings(iterations=2, lam=4.0, layers=(1, 3)).label == "2iter/layer1+3"
 
 
+def test_the_same_layers_are_equal_settings_however_they_are_written():
+    def of(layers):
+        return RPCSettings.parse({"iterations": 2, "lambda": 4.0, "layers": layers}, "settings")
+
+    assert of([1]) == of((1,)) == of([1, 1]) == of("first")
+    assert of([1]).model_dump(mode="json")["layers"] == "first"
+    assert of([3, 1, 3]) == of((1, 3))
+    assert of([3, 1]).label == "2iter/layer1+3"
+    assert len({of([1]), of("first"), of([2]), of("all")}) == 3
+    for nonsense in ((), (0, 1), (-1,), (4,)):
+        with pytest.raises(SpecError, match="from 1 to 3"):
+            of(nonsense).indices(3)
+
+
 def test_names():
     assert split_name("rpc-symvit-tiny") == ("rpc-symvit", "tiny")
     assert split_name("rpc-symvit") == ("rpc-symvit", None)

@@ -27,7 +27,9 @@ def test_accuracy_is_recomputed_from_rows(run):
     long = accuracy.accuracy_table(run)
     assert len(long) == 2 * 4
     for row in long.itertuples():
-        part = run.rows[(run.rows[["model", "perturbation", "budget"]] == [row.model, row.attack, row.budget]).all(axis=1)]
+        part = run.rows[
+            (run.rows[["model", "perturbation", "budget"]] == [row.model, row.attack, row.budget]).all(axis=1)
+        ]
         assert (row.n, row.correct) == (30, part["correct"].sum())
         assert row.accuracy == pytest.approx(part["correct"].mean())
         assert (row.low, row.high) == pytest.approx(wilson(int(row.correct), 30))

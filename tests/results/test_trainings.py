@@ -12,7 +12,6 @@ from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report, run_tables, summary
 from robustkpca.results import accuracy, trainings
-from robustkpca.runs.run import Run
 from robustkpca.statistics import proportions, training_runs
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL
 from robustkpca.suites.suite import Suite, load_suite
@@ -45,6 +44,14 @@ def run(tmp_path_factory):
     few["threat"] |= {"names": ["brightness", "contrast"], "severities": [1, 5]}
     suites = [load_suite("fgsm").with_eps(["2/255", "8/255"]), two_attacks(), Suite.parse(few, "suite")]
     return evaluate([*trained(), *trained("vit")], noise(), suites, tmp_path_factory.mktemp("seeds") / "run")
+
+
+def test_the_layers_of_trainings_may_be_written_in_two_ways(noise_samples, tmp_path):
+    models = [*trained("rpc-symvit", 1, RPCSettings(iterations=1, lam=1.0, layers="first"))]
+    models += trained("rpc-symvit", 2, RPCSettings(iterations=1, lam=1.0, layers=(1,)))[1:]
+    run = evaluate(models, noise_samples.take(np.arange(5)), [], tmp_path / "run")
+    assert trainings.groups(run) == {"RPC-SymViT-w16d2h2 (1iter/layer1, lambda 1)": list(run.models)}
+    assert len(run.models) == 2
 
 
 def test_one_training_more_does_not_turn_means_off(noise_samples, tmp_path):

@@ -28,7 +28,10 @@ MODELS = ["SymViT-micro", "RPC-SymViT-micro (6iter/layer1)"]
 CELLS = [("clean", ""), ("fgsm", "2/255"), ("fgsm", "4/255"), ("fgsm", "8/255"),
          ("two-corruptions/fog", "1"), ("two-corruptions/fog", "5"),
          ("two-corruptions/shot_noise", "1"), ("two-corruptions/shot_noise", "5")]  # fmt: skip
-CORRECT = {MODELS[0]: [17, 17, 13, 7, 2, 2, 17, 14], MODELS[1]: [18, 17, 14, 11, 2, 2, 18, 11]}  # of 20, by that version
+CORRECT = {
+    MODELS[0]: [17, 17, 13, 7, 2, 2, 17, 14],
+    MODELS[1]: [18, 17, 14, 11, 2, 2, 18, 11],
+}  # of 20, by that version
 TWO = {"name": "two-corruptions", "version": 1, "title": "Two corruptions, as format 1 wrote them",
        "corruptions": ["fog", "shot_noise"], "severities": [1, 5]}  # fmt: skip
 
@@ -125,7 +128,7 @@ def test_the_version_of_today_measures_the_same(tmp_path):
 def test_a_folder_reads_as_the_file_does(folder):
     run = Run.open(folder)
     pd.testing.assert_frame_equal(run.rows, Run.open(FILE).rows)
-    assert run.progress == (6, 6)
+    assert run.progress == (8, 8)
     assert {s.text for s in run.statuses} == {"complete"}
     (folder / "rows" / "1" / "fgsm" / "0000000.parquet").unlink()
     assert Run.open(folder).status(MODELS[1], Cell.parse("fgsm", "2/255")).text == "not run"
@@ -134,7 +137,7 @@ def test_a_folder_reads_as_the_file_does(folder):
 def test_a_folder_is_not_continued_and_nothing_in_it_changes(folder):
     (folder / "rows" / "1" / "fgsm" / "0000000.parquet").unlink()  # something to do
     before = contents(folder)
-    assert len(before) == 7
+    assert len(before) == 9
     with pytest.raises(RunError, match=r"was made in format 1: .* not continued; choose another --out$") as error:
         again(folder)
     assert "\n" not in str(error.value)

@@ -7,8 +7,8 @@ import pytest
 
 from robustkpca.errors import RunError
 from robustkpca.evaluation.loop import evaluate
-from robustkpca.runs.request import differences, fingerprint
 from robustkpca.runs.folder import RunFolder, chunk_ranges
+from robustkpca.runs.request import differences, fingerprint
 from robustkpca.runs.run import Run
 from robustkpca.runs.schema import schema_of
 from robustkpca.suites.cell import AttackId
@@ -63,7 +63,9 @@ def test_doubled_and_strange_rows_are_refused(run):
     file.write_bytes(other.read_bytes())
     with pytest.raises(RunError, match="twice"):
         _ = Run.open(run.path).rows
-    table = pa.Table.from_pandas(pq.read_table(file).to_pandas().assign(perturbation="mine"), schema_of(run.task), preserve_index=False)
+    table = pa.Table.from_pandas(
+        pq.read_table(file).to_pandas().assign(perturbation="mine"), schema_of(run.task), preserve_index=False
+    )
     pq.write_table(table, file)
     with pytest.raises(RunError, match="does not name"):
         _ = Run.open(run.path).rows
@@ -98,7 +100,7 @@ def test_files_that_are_no_run(tmp_path, content):
 @pytest.mark.parametrize("content", ["{}", '{"format": 3}'])
 def test_formats_of_another_time(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(RunError, match="expected format 1 or 2, got (None|3)"):
+    with pytest.raises(RunError, match=r"expected format 1 or 2, got (None|3)"):
         Run.open(tmp_path)
 
 

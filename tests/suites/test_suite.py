@@ -40,7 +40,9 @@ def test_budgets_that_make_no_sense(eps, message):
 
 
 def test_two_ways_to_write_a_budget_are_one_column():
-    assert load_suite("pgd").with_eps(["8/255", "0.0313725", "0.03137254901960784"]).budgets == (Budget(Fraction(8, 255), "8/255"),)
+    assert load_suite("pgd").with_eps(["8/255", "0.0313725", "0.03137254901960784"]).budgets == (
+        Budget(Fraction(8, 255), "8/255"),
+    )
 
 
 def test_every_suite_of_the_package_loads():

@@ -1,6 +1,7 @@
 """Training that is stopped and gone on with, and training by two processes."""
 
 import csv
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import torch
 from robustkpca import train as training
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import RunError, SpecError
+from robustkpca.models.settings import RPCSettings
+from robustkpca.models.weight_files import RECORD_KEY
 from tests.helpers.trained import few, go
 
 
@@ -115,6 +118,25 @@ def test_what_is_complete_is_not_trained_again_and_other_settings_are_refused(tm
         go(out, **run)
     with pytest.raises(SpecError, match=r"--out: expected a name such as m\.safetensors"):
         go(tmp_path / "m.pth", **run)
+
+
+def test_a_state_from_before_there_was_one_way_to_write_the_layers_is_gone_on_from(tmp_path):
+    out, state_file = tmp_path / "m.safetensors", tmp_path / "m.pth"
+    options = {
+        "rpc": RPCSettings(iterations=1, lam=1.0, layers=(1,)),
+        "overrides": {"epochs": 1, "batch_size": 50},
+    }
+    first = training.run("rpc-symvit", few(), out, **options)
+    state = torch.load(state_file, weights_only=True)
+    ours = json.loads(state[RECORD_KEY])
+    assert ours["request"]["model"]["rpc"]["layers"] == "first"
+    ours["request"]["model"]["rpc"]["layers"] = [1]
+    torch.save({**state, RECORD_KEY: json.dumps(ours)}, state_file)
+    seen = []
+    assert training.run("rpc-symvit", few(), out, on_epoch=seen.append, **options)["epochs"] == first["epochs"]
+    assert seen == []
+    with pytest.raises(RunError, match=r"model.rpc.layers was \"first\", now \[2\]"):
+        training.run("rpc-symvit", few(), out, **{**options, "rpc": RPCSettings(iterations=1, lam=1.0, layers=(2,))})
 
 
 def test_tensorboard_is_asked_for_in_words_where_it_is_missing(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from robustkpca.errors import brief
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import IMAGENET_MEAN, IMAGENET_STD
 
@@ -75,7 +76,7 @@ def _precision(
         double = copy.deepcopy(classifier).double()
         exact = _gradient(double, images[chosen].double(), labels[chosen]).flatten(1)
     except Exception as error:  # a model that casts its input has no float64 form; that must not cost the run
-        return found | {"cosine_error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        return found | {"cosine_error": f"{type(error).__name__}: {brief(error)}"}
     # Each by its largest entry first: a nearly saturated loss has a gradient of direction, but of hardly any length.
     ours, theirs = (g / g.abs().amax(1, keepdim=True) for g in (gradient[chosen].double(), exact))
     cosines = F.cosine_similarity(ours, theirs, dim=1)
