@@ -9,15 +9,16 @@ from robustkpca.attacks import registry
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.diagnosis import attack_strength
 from robustkpca.diagnosis.findings import RULES, findings
+from robustkpca.diagnosis.rules import Rule
 from robustkpca.errors import SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import Preprocessing
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import Cell
 from robustkpca.suites.suite import Suite, load_suite
-from robustkpca.tasks.classification.health import probe
+from robustkpca.tasks.classification.health import health
 from tests.helpers.oracles import GREY, SIDE, Linear, classifier_of, tiny
-from tests.helpers.runs import with_rows
+from tests.helpers.runs import records_of, with_rows
 
 N = 60
 SIGNS = torch.sign(Linear().w).detach().reshape(SIDE, SIDE).numpy()
@@ -153,13 +154,13 @@ def test_f_robust_by_construction(tmp_path):
 
 def test_probabilities_instead_of_logits():
     classifier = classifier_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 3), nn.Softmax(1)), 3)
-    found = probe(classifier, torch.rand(8, 1, SIDE, SIDE), torch.arange(8) % 3)
+    found = health(classifier, torch.rand(8, 1, SIDE, SIDE), torch.arange(8) % 3)
     assert found["softmaxed"]
-    assert not probe(tiny(), torch.rand(8, 1, SIDE, SIDE), torch.arange(8))["softmaxed"]
+    assert not health(tiny(), torch.rand(8, 1, SIDE, SIDE), torch.arange(8))["softmaxed"]
 
 
 def test_gradient_precision_against_float64():
-    found = probe(tiny(), torch.rand(8, 1, SIDE, SIDE), torch.arange(8))
+    found = health(tiny(), torch.rand(8, 1, SIDE, SIDE), torch.arange(8))
     assert found["cosine_worst"] > 0.999
 
     class Rough(nn.Module):
@@ -174,7 +175,7 @@ def test_gradient_precision_against_float64():
             x = x.flatten(1)
             return self.linear((x * 1e-1 + self.big - self.big) ** 2)
 
-    found = probe(classifier_of(Rough(), 3), torch.rand(8, 1, SIDE, SIDE), torch.arange(8) % 3)
+    found = health(classifier_of(Rough(), 3), torch.rand(8, 1, SIDE, SIDE), torch.arange(8) % 3)
     assert found["zero_gradients"] > 0 or found["cosine_worst"] < 0.95
 
 
@@ -200,19 +201,19 @@ class NotANumber(Linear):
      (Noisy, {"randomness": "fail", "gradient-precision": None, "batch": None}),
      (NotANumber, {"rows": "fail", "randomness": None, "batch": None, "gradients": "fail"})],
 )  # fmt: skip
-def test_models_that_a_probe_must_survive(tmp_path, network, levels):
+def test_models_whose_health_must_not_stop_a_run(tmp_path, network, levels):
     run = evaluate([classifier_of(network(), 2)], at_margins(MIXED), [], tmp_path / "run")
     said = {f.rule: f.level for f in findings(run)}
     assert {rule: said.get(rule) for rule in levels} == levels, findings(run)
 
 
-def test_probes_do_not_hang_on_the_batch_size(tmp_path):
+def test_health_does_not_depend_on_the_batch_size(tmp_path):
     runs = [
         evaluate([classifier_of(Linear(), 2)], at_margins(MIXED), [], tmp_path / str(b), batch_size=b)
         for b in (1, 7, 100)
     ]
-    assert runs[0].probes == runs[1].probes == runs[2].probes
-    assert runs[0].probes["oracle"]["gradients"] == N
+    assert runs[0].health == runs[1].health == runs[2].health
+    assert runs[0].health["oracle"]["gradients"] == N
 
 
 # -- rules on rows alone
@@ -222,7 +223,7 @@ def tampered(run: Run, changes: dict[tuple[str, str], list[bool]]) -> Run:
     """The run with other outcomes in some cells."""
     rows = run.rows.copy()
     for (attack, budget), correct in changes.items():
-        here = (rows["attack"] == attack) & (rows["budget"] == budget)
+        here = (rows["perturbation"] == attack) & (rows["budget"] == budget)
         rows.loc[here, "correct"] = correct
     return with_rows(run, rows)
 
@@ -307,7 +308,7 @@ def test_few_samples_pass_no_comparison(tmp_path):
 
 def test_eps_zero_that_changes_answers(honest):
     rows = honest.rows.copy()
-    here = rows.index[(rows["attack"] == "diagnose/pgd") & (rows["budget"] == "0")]
+    here = rows.index[(rows["perturbation"] == "diagnose/pgd") & (rows["budget"] == "0")]
     rows.loc[here[:3], "prediction"] = 1 - rows.loc[here[:3], "prediction"]
     copy = with_rows(honest, rows)
     said = next(f for f in findings(copy) if f.rule == "eps-zero")
@@ -378,6 +379,21 @@ def test_every_method_has_a_kind():
     assert next(iter(RULES)) == "rows"
 
 
-def test_a_run_from_before_the_probes_still_opens(honest):
-    manifest = {k: v for k, v in honest.manifest.items() if k != "probes"}
-    assert "logits" not in {f.rule for f in findings(Run(honest.path, manifest))}
+def test_a_run_without_health_has_no_findings_of_it(honest):
+    assert "logits" in {f.rule for f in findings(honest)}
+    assert "logits" not in {f.rule for f in findings(Run.in_memory(honest.request, honest.rows))}
+
+
+def test_findings_are_worked_out_once(honest, monkeypatch):
+    run = Run.in_memory(honest.request, honest.rows, records_of(honest))
+    seen: list[str] = []
+
+    def judge(model):
+        seen.append(model.name)
+        return "pass", "nothing", ""
+
+    monkeypatch.setitem(RULES._registered, "counted", Rule("counted", judge, ()))
+    first = findings(run)
+    assert [f.rule for f in first if f.rule == "counted"] == ["counted"]
+    assert findings(run) == first
+    assert seen == run.models

@@ -6,12 +6,11 @@ from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.gate.check import HOLDS, INVALID, REGRESSED, Tolerances, check
-from robustkpca.runs.records import Record
 from robustkpca.runs.request import Request
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import SIDE, tiny
-from tests.helpers.runs import with_rows
+from tests.helpers.runs import records_of, with_rows
 
 SUITES = [load_suite("fgsm").with_eps(["1/255", "8/255"])]
 
@@ -38,11 +37,11 @@ def variant(run: Run, *, request=None, rows=None, failures=None, softmaxed=None)
         for parent in parents:
             place = place[int(parent) if parent.isdigit() else parent]
         place[last] = value
+    health = {} if softmaxed is None else {"softmaxed": softmaxed}
     records = [
-        Record(model=label, health=run.health[label] | ({} if softmaxed is None else {"softmaxed": softmaxed}),
-               failures=failures or {})
-        for label in run.models
-    ]  # fmt: skip
+        record.model_copy(update={"health": {**(record.health or {}), **health}, "failures": failures or {}})
+        for record in records_of(run)
+    ]
     return Run.in_memory(Request.parse(plain, "request"), run.rows if rows is None else rows, records)
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
+from robustkpca.runs.records import Record
 from robustkpca.runs.run import Run
 
 
-class Given(Run):
-    """A run whose rows are given, and nothing is read or written."""
-
-    def __init__(self, run: Run, rows: pd.DataFrame) -> None:
-        super().__init__(run.path, run.manifest)
-        self._given = rows
-
-    @property
-    def rows(self) -> Any:
-        return self._given
+def records_of(run: Run) -> list[Record]:
+    """What was kept beside the rows of a run, one record a model."""
+    records = []
+    for label in run.models:
+        times = {attack: time for (model, attack), time in run.summary.times.items() if model == label}
+        failures = {attack: f.reason for (model, attack), f in run.summary.failures.items() if model == label}
+        records.append(Record(model=label, times=times, failures=failures, health=run.health.get(label)))
+    return records
 
 
 def with_rows(run: Run, rows: pd.DataFrame) -> Run:
-    """The request of one run with these rows."""
-    return Given(run, rows)
+    """The request and the records of one run with these rows."""
+    return Run.in_memory(run.request, rows, records_of(run))

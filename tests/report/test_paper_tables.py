@@ -1,4 +1,3 @@
-import json
 import re
 
 import numpy as np
@@ -11,8 +10,10 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.report import paper_tables
 from robustkpca.report.formats import render
 from robustkpca.report.paper_tables import LAYOUTS, Column, Entry, Table
+from robustkpca.runs.request import Request
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
+from robustkpca.tasks.classification.accuracy import ACCURACY
 from tests.gate.test_check import variant
 from tests.helpers.oracles import tiny
 
@@ -27,20 +28,20 @@ def run(noise_samples, tmp_path):
 
 
 @pytest.fixture
-def papers(run, tmp_path, monkeypatch) -> Run:
+def papers(run, monkeypatch) -> Run:
     """The run as if it had been made on the paper's data, all of it, with the paper's models; figures are what they are."""
     monkeypatch.setitem(paper_tables.PUBLISHED, "imagenet", ("imagenet-1k", run.n))
-    request = json.loads(json.dumps(run.request))
-    old = [m["label"] for m in request["models"]]
-    new = ["SymViT-tiny", "RPC-SymViT-tiny (4iter/layer1)"]
-    for model, label in zip(request["models"], new, strict=True):
-        model["label"] = label
+    return on_the_papers_data(run)
+
+
+def on_the_papers_data(run: Run) -> Run:
+    names = dict(zip(run.models, ["SymViT-tiny", "RPC-SymViT-tiny (4iter/layer1)"], strict=True))
+    request = run.request.plain
+    for model in request["models"]:
+        model["label"] = names[model["label"]]
     request["data"]["name"] = "imagenet"
-    made = Run.start(tmp_path / "papers", request, run.manifest.environment)
-    rows = run.rows.assign(model=run.rows["model"].map(dict(zip(old, new, strict=True))))
-    for (model, attack), part in rows.groupby(["model", "attack"], sort=False):
-        made.write_chunk(model, attack, 0, part)
-    return Run.open(made.path)
+    rows = run.rows.assign(model=run.rows["model"].map(names))
+    return Run.in_memory(Request.parse(request, "request"), rows)
 
 
 def test_attacks_are_the_highest_budget_recomputed(run):
@@ -49,7 +50,7 @@ def test_attacks_are_the_highest_budget_recomputed(run):
     assert list(values.columns) == [
         "fgsm 8/255 top-1 ↑", "fgsm 8/255 top-5 ↑", "fgsm-paper 6/255 top-1 ↑", "fgsm-paper 6/255 top-5 ↑",
     ]  # fmt: skip
-    part = run.rows[(run.rows["attack"] == "fgsm") & (run.rows["budget"] == "8/255")]
+    part = run.rows[(run.rows["perturbation"] == "fgsm") & (run.rows["budget"] == "8/255")]
     means = part.groupby("model", sort=False)[["correct", "correct_top5"]].agg(lambda s: 100 * s.astype(float).mean())
     np.testing.assert_allclose(values.iloc[:, :2].to_numpy(), means.to_numpy())
 
@@ -83,13 +84,13 @@ def test_the_published_sets_are_whole():
     [{"suites.1.threat.eps": ["1/255", "2/255", "3/255", "4/255", "5/255"]}, {"suites.1.threat.labels": "true"},
      {"suites.1.protocol": "standard"}, {"suites.1.name": "fgsm-paper-2"}],
 )  # fmt: skip
-def test_other_parameters_have_no_published_figure(papers, tmp_path, change):
+def test_other_parameters_have_no_published_figure(papers, change):
     rows = papers.rows
     if "suites.1.name" in change:
-        rows = rows.assign(attack=rows["attack"].replace("fgsm-paper", "fgsm-paper-2"))
+        rows = rows.assign(perturbation=rows["perturbation"].replace("fgsm-paper", "fgsm-paper-2"))
     if "suites.1.threat.eps" in change:
         rows = rows.query("budget != '6/255'")
-    other = variant(papers, tmp_path / "other", request=change, rows=rows)
+    other = variant(papers, request=change, rows=rows)
     cells = paper_tables.attacks([other]).texts(reference=True)
     assert not [c for c in cells.columns if c.endswith("paper")]
 
@@ -98,12 +99,16 @@ def column(head="a", higher=True, basis="x"):
     return Column(head, higher, basis)
 
 
+def right(count):
+    """Rows of 100 samples, of which the first so many are right."""
+    return pd.DataFrame({"correct": np.arange(100) < count}, index=[f"s{i}" for i in range(100)])
+
+
 def toy():
     table = Table("A | title")
     figures = {"base": (50.0, 20.0), "better": (60.0, 10.0), "worse": (40.0, 30.0)}
     for model, (up, down) in figures.items():
-        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
-        table.add(model, column("up"), Entry(up, correct=correct))
+        table.add(model, column("up"), Entry(up, rows=right(up), score=ACCURACY))
         table.add(model, column("down", False), Entry(down))
     table.add("vit|x", column("up"), Entry(None, "failed: no | bar"))
     return table
@@ -121,8 +126,7 @@ def test_intervals_and_significance():
     assert cells.loc["better", "up ↑"].endswith(" *")  # 10 of 100 gained, none lost: p = 0.002
     near = Table("t")
     for model, up in (("base", 50), ("near", 53)):
-        correct = pd.Series(np.arange(100) < up, index=[f"s{i}" for i in range(100)])
-        near.add(model, column(), Entry(float(up), correct=correct))
+        near.add(model, column(), Entry(float(up), rows=right(up), score=ACCURACY))
     assert not near.significance()
 
 
@@ -178,6 +182,30 @@ def test_runtime_counts_parameters_and_time(run):
     values = paper_tables.runtime([run]).values()
     assert values["parameters (million) ↓"].tolist() == [sum(p.numel() for p in tiny().network.parameters()) / 1e6] * 2
     assert (values[["clean ms/image ↓", "fgsm ms/image ↓", "fgsm-paper ms/image ↓"]] > 0).all(axis=None)
-    seconds, images = run.manifest.times[f"{run.models[0]}\tfgsm"]
+    seconds, images = run.summary.times[run.models[0], "fgsm"]
     assert images == 30 * 3
     assert values.loc[run.models[0], "fgsm ms/image ↓"] == pytest.approx(1000 * seconds / images)
+
+
+@pytest.mark.parametrize("order", [["8/255", "2/255"], ["2/255", "8/255"]])
+def test_the_highest_perturbation_is_the_highest_in_any_order(noise_samples, tmp_path, order):
+    """`--eps 8/255 --eps 2/255` keeps its order in rows, and 8/255 is the highest all the same."""
+    run = evaluate([tiny()], noise_samples, [load_suite("fgsm").with_eps(order)], tmp_path / "run")
+    assert [str(budget) for budget in run.suites[0].budgets] == order
+    table = paper_tables.attacks([run])
+    assert table.title == "Accuracy under attack, highest perturbation (%)"
+    values = table.values()
+    assert list(values.columns) == ["fgsm 8/255 top-1 ↑", "fgsm 8/255 top-5 ↑"]
+    part = run.rows[run.rows["budget"] == "8/255"]
+    assert values.iloc[0, 0] == pytest.approx(100 * part["correct"].astype(float).mean())
+
+
+@pytest.mark.parametrize("order", [["6/255", "2/255"], ["2/255", "6/255"]])
+def test_the_papers_figures_stand_beside_the_highest_perturbation_in_any_order(
+    noise_samples, tmp_path, monkeypatch, order
+):
+    models = [tiny(), tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))]
+    run = evaluate(models, noise_samples, [load_suite("fgsm-paper").with_eps(order)], tmp_path / "run")
+    monkeypatch.setitem(paper_tables.PUBLISHED, "imagenet", ("imagenet-1k", run.n))
+    cells = paper_tables.attacks([on_the_papers_data(run)]).texts(reference=True)
+    assert cells.loc["RPC-SymViT-tiny (4iter/layer1)", "fgsm-paper 6/255 top-1 ↑ paper"] == "26.62"

@@ -15,6 +15,7 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report
 from robustkpca.report.summary import summary
 from robustkpca.runs.run import Run
+from robustkpca.suites.cell import AttackId
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import tiny
 from tests.helpers.runs import with_rows
@@ -151,19 +152,19 @@ def test_cells_without_a_figure_are_announced(run, tmp_path):
 
 
 def test_examples_are_what_was_attacked(run):
-    kept = run.examples(run.models[0], "fgsm")
+    kept = run.examples(run.models[0], AttackId("fgsm"))
     assert kept.budget == "8/255"
     assert kept.image.shape == kept.added.shape == (4, 1, 28, 28)
     rows = run.cell_rows(run.models[0], run.cells[3]).loc[kept.sample]
     assert rows["prediction"].tolist() == kept.prediction.tolist()
     assert np.abs(kept.added).max() <= 8 / 255 + 1e-4
-    assert run.examples(run.models[0], "some/fog") is None
+    assert run.examples(run.models[0], AttackId("some", "fog")) is None
 
 
 def test_without_examples_a_report_is_still_written(run, tmp_path):
     run.export(tmp_path / "all.parquet")
     exported = Run.open(tmp_path / "all.parquet")
-    assert exported.probes == run.probes
+    assert exported.health == run.health
     names = [p.name for p in report.write([exported], tmp_path / "r.md")]
     assert names == ["r.md", "1-fgsm.png", "1-some.png", "1-some-map.png"]
     assert plots.example_images(exported, exported.suites[0]) is None

@@ -6,6 +6,7 @@ from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import Preprocessing
 from robustkpca.report import provenance, run_tables
 from robustkpca.results import accuracy, comparison
+from robustkpca.runs.request import ModelRecord
 from robustkpca.suites.cell import CLEAN
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.oracles import SIDE, classifier_of, linear_accuracy, tiny
@@ -31,7 +32,8 @@ def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
                  run.request.data.ids, run.request.data.content, "torchattacks 3.5.1", "it decides no figure"):  # fmt: skip
         assert fact in text, fact
     three = Preprocessing(img_size=SIDE, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    colour = {"label": "m", "settings": {"preprocessing": three.model_dump()}}
+    settings = run.request.models[0].vision.model_copy(update={"preprocessing": three})
+    colour = ModelRecord(label="m", source="", weights="w", settings=settings)
     assert "is 0.1370 to 0.1401 normalised" in provenance.budgets_in_both_units(run, colour)
     cw = evaluate([tiny()], noise_samples.take(np.arange(4)), [load_suite("cw").with_steps(1)], tmp_path / "cw")
     assert "it decides the figures of CW" in " ".join(provenance.receipt_lines(cw))
