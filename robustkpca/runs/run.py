@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from robustkpca.errors import RunError, brief
+from robustkpca.errors import RunError, SpecError, brief
 from robustkpca.files import write_whole
 from robustkpca.runs import format1
 from robustkpca.runs.files import read_table
@@ -152,7 +152,7 @@ class Run:
             return cls(manifest, path, tuple(records))
         except FileNotFoundError:
             raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, SpecError) as error:
             raise RunError(f"run {path}: cannot be read, torn or not a run ({brief(error)})") from None
 
     @classmethod
