@@ -22,7 +22,8 @@ from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.networks import build_network
 from robustkpca.models.settings import RPCSettings
-from robustkpca.results.accuracy import WORST, accuracy_table, breakers, worst_case
+from robustkpca.results.accuracy import accuracy_table, breakers, worst_case
+from robustkpca.results.columns import WORST
 from robustkpca.runs.run import Run
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.budget import eps_budget
