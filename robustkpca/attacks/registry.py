@@ -1,15 +1,20 @@
 """Attack methods: torchattacks, run in the threat model's own space, with draws keyed by sample.
 
-torchattacks works on [0, 1] and clips there. Any other space is reached by an affine coordinate u = (x - low) / (high - low) with
-[low, high] so wide that the clip never acts; eps and step sizes are divided by high - low.
+torchattacks works on [0, 1] and clips there. Any other space is reached by an affine coordinate
+u = (x - low) / (high - low) with [low, high] so wide that the clip never acts; eps and step sizes are divided by
+high - low.
+
+One attack more is a subclass of `torchattacks.attack.Attack` that suites name in one of three ways: an import path
+(`method = "mypkg.attacks:Mine"`), a name given by the decorator `@METHODS.register("Mine")`, or an entry point in the
+group `robustkpca.attacks`. `Method.of` says what is read from such a class.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import torchattacks
 from torchattacks.attack import Attack
@@ -19,37 +24,83 @@ from robustkpca.attacks.noise import UniformNoise
 from robustkpca.attacks.pgd import LOSSES, BestPGD
 from robustkpca.attacks.sparse_l1 import SparseL1Descent
 from robustkpca.errors import SpecError, unknown
+from robustkpca.extensions import Registry, import_object, is_import_path
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.threat import ThreatModel
 
-# eps and norm come from the threat model, the seed from the run, classes from the model; FABT is FAB with multi_targeted.
+# eps and norm come from the threat model, the seed from the run, the number of classes from the model; FABT is FAB with
+# multi_targeted.
 _NOT_IN_SUITES = ("eps", "seed", "n_classes", "norm", "verbose", "multi_targeted")
+Norm = Literal["linf", "l2", "l1", "none"]
 
 
 @dataclass(frozen=True)
 class Method:
     """An attack class and what has to be known to run it fairly.
 
-    norms: those of balls it knows, `none` for an attack that bounds nothing. lengths: parameters measured in the threat model's space.
-    draws: what its random numbers are keyed by. `sample`: each sample's own. `attack`: some are shared by all samples, but are the same
-    whatever the batch. `batch`: they, or a stopping rule, depend on the batch, whose size then decides the result.
-    passes: forward and backward passes a sample, at most. least_classes: what its loss needs.
+    attack: called with the model (u in [0, 1], float32 (B, C, H, W), to logits (B, K)) and `parameters`; an instance
+        called with u and labels, int64 (B,), returns attacked u. It never says itself whether it succeeded.
+    norms: those of the balls it knows; `none` for an attack that bounds nothing.
+    lengths: parameters measured in the threat model's space.
+    draws: what its random numbers depend on. `sample`: each sample has its own. `attack`: some are shared by all
+        samples, but are the same whatever the batch. `batch`: they, or a stopping rule, depend on the batch, whose size
+        then decides the result.
+    passes: forward and backward passes a sample, at most, by the parameters that a suite sets.
+    least_classes: how many classes its loss needs, by the same parameters.
+    losses: values that its parameter `loss` may have; empty where it has no such parameter.
+    blind: whether it asks for predictions only, and follows no gradient.
     """
 
     attack: type[Attack]
-    norms: tuple[Literal["linf", "l2", "l1", "none"], ...]
+    norms: tuple[Norm, ...]
     lengths: tuple[str, ...] = ("eps", "alpha")
     draws: Literal["sample", "attack", "batch"] = "sample"
     passes: Callable[[Mapping[str, Any]], float] = lambda p: 2.0 * p.get("steps", 1)
     least_classes: Callable[[Mapping[str, Any]], int] = lambda _: 2
-    losses: tuple[str, ...] = ()  # values of its parameter `loss`
-    blind: bool = False  # it asks for predictions only
+    losses: tuple[str, ...] = ()
+    blind: bool = False
+
+    @classmethod
+    def of(cls, attack: object, what: str) -> Method:
+        """The method of a class that somebody else wrote; a Method is returned as it is.
+
+        Class attributes named as the fields of Method are taken from it: `norms = ("linf",)`, `draws = "attack"`. Without
+        `norms` it takes every ball, and finds its norm in a parameter `norm` ("Linf", "L2" or None) if it has one. Every
+        parameter of its __init__ but the model needs a default, and a ball needs one called `eps`.
+
+        Args:
+            attack: a subclass of torchattacks.attack.Attack.
+            what: the word in messages, such as "method mypkg.attacks:Mine".
+
+        Raises:
+            SpecError: it is no such class, or does not fit the above.
+        """
+        if isinstance(attack, Method):
+            return attack
+        if not (isinstance(attack, type) and issubclass(attack, Attack)):
+            raise SpecError(f"{what}: expected a subclass of torchattacks.attack.Attack, got {attack!r:.80}")
+        names = [f.name for f in fields(cls) if f.name not in ("attack", "norms")]
+        given = {name: getattr(attack, name) for name in names if hasattr(attack, name)}
+        method = cls(attack, getattr(attack, "norms", ("linf", "l2", "l1")), **given)
+        if not (isinstance(method.norms, tuple) and method.norms and set(method.norms) <= set(get_args(Norm))):
+            raise SpecError(f"{what}: norms: expected a tuple of {', '.join(get_args(Norm))}, got {method.norms!r}")
+        if method.draws not in ("sample", "attack", "batch"):
+            raise SpecError(f"{what}: draws: expected sample, attack or batch, got {method.draws!r}")
+        if bare := [name for name, default in method.defaults.items() if default is inspect.Parameter.empty]:
+            raise SpecError(
+                f"{what}: expected a default for every parameter but the model, got none for {', '.join(bare)}"
+            )
+        if method.norms != ("none",) and "eps" not in method.defaults:
+            raise SpecError(
+                f"{what}: expected a parameter eps, the budget; it has {', '.join(method.defaults) or 'none'}"
+            )
+        return method
 
     @property
     def defaults(self) -> dict[str, Any]:
         """Every parameter of the class and its default."""
-        signature = inspect.signature(self.attack.__init__).parameters
-        return {name: p.default for name, p in signature.items() if name not in ("self", "model")}
+        signature = list(inspect.signature(self.attack.__init__).parameters.values())[2:]  # self and the model
+        return {p.name: p.default for p in signature if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -66,7 +117,7 @@ def _by_loss(parameters: Mapping[str, Any]) -> int:
     return 3 if parameters.get("loss") == "dlr" else 2
 
 
-METHODS: dict[str, Method] = {
+BUILT_IN: dict[str, Method] = {
     "FGSM": Method(torchattacks.FGSM, LINF),
     "PGD": Method(torchattacks.PGD, LINF),
     "BestPGD": Method(
@@ -109,14 +160,33 @@ METHODS: dict[str, Method] = {
 }
 
 
+class _Methods(Registry[Method]):
+    """Methods by name or import path; a class of somebody else becomes a Method."""
+
+    def __getitem__(self, name: str) -> Method:
+        if super().__contains__(name) or not is_import_path(name):
+            return Method.of(super().__getitem__(name), f"method {name}")
+        return Method.of(import_object(name, what="method"), f"method {name}")
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and is_import_path(name))
+
+
+METHODS = _Methods("method", "robustkpca.attacks")
+for _name, _method in BUILT_IN.items():
+    METHODS.register(_name)(_method)
+
+
 def check(spec: AttackSpec, threat: ThreatModel) -> None:
     """Raise SpecError when the method, one of its parameters, or the norm does not exist or fit."""
-    if spec.method not in METHODS:
-        raise SpecError(f"attack {spec.name}: {unknown('method', spec.method, METHODS)}")
-    method = METHODS[spec.method]
+    try:
+        method = METHODS[spec.method]
+    except SpecError as error:
+        raise SpecError(f"attack {spec.name}: {error}") from error
     if threat.norm not in method.norms:
         raise SpecError(
-            f"attack {spec.name}: {spec.method} has norm {' or '.join(method.norms)}, the threat model has {threat.norm}"
+            f"attack {spec.name}: {spec.method} has norm {' or '.join(method.norms)}, "
+            f"the threat model has {threat.norm}"
         )
     for key in spec.parameters:
         if key not in method.parameters:

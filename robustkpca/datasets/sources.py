@@ -1,4 +1,8 @@
-"""Data by name: embedded sets, and sets of the wild by `NAME:DIR`."""
+"""Data by name: embedded sets, sets in folders by `NAME:DIR`, and functions of other code by import path.
+
+One data set more is one Source, under a name that `DATASETS.register` gives it or as an entry point in the group
+`robustkpca.datasets`, or one function `(split) -> Samples` that is named by its import path, `mypkg.data:pictures`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from robustkpca.datasets import files
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.datasets.samples import Samples
-from robustkpca.errors import DataError, unknown
+from robustkpca.errors import DataError, SpecError, unknown
+from robustkpca.extensions import Registry, call_object, is_import_path
 
 
 def _embedded_fashion(split: str) -> Samples:
@@ -51,14 +56,21 @@ def _released(path: Path, split: str) -> Samples:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of data: what it is, and how it opens without a path and with one."""
+    """A kind of data.
+
+    title: what it is, for `robustkpca datasets`.
+    embedded: opens it without a path. Gets the split, "test" or "train".
+    folder: opens it from an existing folder. Gets the folder and the split.
+
+    Both raise DataError where the split or the files do not exist.
+    """
 
     title: str
     embedded: Callable[[str], Samples] | None = None
     folder: Callable[[Path, str], Samples] | None = None
 
 
-DATASETS: dict[str, Source] = {
+_BUILT_IN: dict[str, Source] = {
     "fashion-mnist": Source(
         "Fashion-MNIST, 28x28 grey photographs of clothing, 10 classes (Zalando, MIT licence): 1,000 test images embedded; "
         "fashion-mnist:DIR reads the whole set",
@@ -92,34 +104,69 @@ DATASETS: dict[str, Source] = {
 }
 
 
+class _Sources(Registry[Source]):
+    def __getitem__(self, name: str) -> Source:
+        """A function `(split) -> Samples` is a Source without a folder; its title is the first line of its docstring."""
+        found: object = super().__getitem__(name)
+        if isinstance(found, Source):
+            return found
+        if not callable(found):
+            raise SpecError(f"data {name}: expected a Source or a function (split) -> Samples, got {found!r:.80}")
+        return Source((found.__doc__ or name).strip().splitlines()[0], found)
+
+
+DATASETS = _Sources("data", "robustkpca.datasets")
+for _name, _source in _BUILT_IN.items():
+    DATASETS.register(_name)(_source)
+
+
 def load_samples(
     spec: str, *, split: str = "test", limit: int | None = None, seed: int = 0, in_distribution: str | None = None
 ) -> Samples:
-    """Open `NAME` or `NAME:DIR` (see DATASETS). `split` is `test` or `train`; `limit` spreads over classes with `seed`.
+    """Labelled images by name.
 
-    imagenet-o needs `in_distribution`, `imagenet:DIR`: the images it is told apart from.
+    Args:
+        spec: `NAME`, `NAME:DIR` (see DATASETS), or the import path `package.module:function` of a function that gets the
+            split and returns Samples.
+        split: `test` or `train`.
+        limit: at most so many samples of each condition, at least 1, spread over the classes.
+        seed: of the draw that `limit` makes.
+        in_distribution: `imagenet:DIR`, the images that imagenet-o is told apart from; needed there and nowhere else.
+
+    Raises:
+        DataError: there is no such data set, or its files are missing or broken.
+        SpecError: the import path leads to nothing, or to something that returns no Samples.
     """
     name, colon, path = spec.partition(":")
+    if in_distribution is not None and name != "imagenet-o":
+        raise DataError(f"--in-distribution: it goes with imagenet-o, got data {name}")
+    if is_import_path(spec, DATASETS):
+        samples: Samples = call_object(spec, split, what="data", expected=Samples)
+    else:
+        samples = _open(spec, name, path if colon else None, split, in_distribution)
+        if not isinstance(samples, Samples):  # what others registered may return anything
+            raise SpecError(f"data {name}: expected Samples, got {samples!r:.80}")
+    return samples if limit is None else samples.limit(limit, seed)
+
+
+def _open(spec: str, name: str, path: str | None, split: str, in_distribution: str | None) -> Samples:
+    """The samples of a name, with a folder or (None) without."""
     if name not in DATASETS:
         raise DataError(unknown("data", name, DATASETS))
     source = DATASETS[name]
-    if in_distribution is not None and name != "imagenet-o":
-        raise DataError(f"--in-distribution: it goes with imagenet-o, got data {name}")
-    if not colon:
+    if path is None:
         if source.embedded is None:
             raise DataError(f"data {name}: expected {name}:DIR")
-        samples = source.embedded(split)
-    elif source.folder is None and name != "imagenet-o":
+        return source.embedded(split)
+    if source.folder is None and name != "imagenet-o":
         raise DataError(f"data {name}: it is embedded and takes no folder, got {path!r}")
-    elif not Path(path).is_dir():
+    if not Path(path).is_dir():
         raise DataError(f"data {spec}: {path!r} is not a folder")
-    elif source.folder is None:
-        kind, _, inside = (in_distribution or "").partition(":")
-        if kind != "imagenet" or not Path(inside).is_dir():
-            raise DataError(
-                f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
-            )
-        samples = files.imagenet_o(Path(path), Path(inside))
-    else:
-        samples = source.folder(Path(path), split)
-    return samples if limit is None else samples.limit(limit, seed)
+    if source.folder is not None:
+        return source.folder(Path(path), split)
+    kind, _, inside = (in_distribution or "").partition(":")
+    if kind != "imagenet" or not Path(inside).is_dir():
+        raise DataError(
+            f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
+        )
+    return files.imagenet_o(Path(path), Path(inside))

@@ -8,8 +8,8 @@ from PIL import Image
 
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import preprocess
-from robustkpca.datasets.sources import load_samples
-from robustkpca.errors import DataError
+from robustkpca.datasets.sources import DATASETS, load_samples
+from robustkpca.errors import DataError, SpecError
 from robustkpca.models.settings import Preprocessing
 from tests.helpers.oracles import tiny_settings
 
@@ -135,6 +135,49 @@ def test_a_picture_that_cannot_be_decoded_names_itself(toyset, spoil):
 def test_data_that_does_not_exist(spec, message):
     with pytest.raises(DataError, match=message):
         load_samples(spec)
+
+
+OWN = """
+import numpy as np
+from robustkpca.datasets.images import ArraySamples
+
+def squares(split):
+    "Grey squares."
+    pixels = np.full((6, 8, 8), 7 if split == "test" else 9, dtype=np.uint8)
+    return ArraySamples("squares", [str(i) for i in range(6)], np.arange(6) % 2, ("a", "b"), pixels)
+
+def nothing(split):
+    return split
+"""
+
+
+def test_data_by_import_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_data_of_a_test.py").write_text(OWN)
+    samples = load_samples("own_data_of_a_test:squares", limit=2)
+    assert (len(samples), samples.pixels.max()) == (2, 7)
+    assert load_samples("own_data_of_a_test:squares", split="train").pixels.max() == 9
+    with pytest.raises(SpecError, match="expected a Samples, got str from own_data_of_a_test:nothing"):
+        load_samples("own_data_of_a_test:nothing")
+    with pytest.raises(SpecError, match=r"unknown name 'squared'. Did you mean 'squares'"):
+        load_samples("own_data_of_a_test:squared")
+
+
+def test_data_that_others_register(tmp_path, monkeypatch):
+    monkeypatch.setattr(DATASETS, "_registered", dict(DATASETS._registered))
+    space = {}
+    exec(OWN, space)
+    DATASETS.register("squares")(space["squares"])
+    DATASETS.register("nothing")(space["nothing"])
+    DATASETS.register("number")(3)
+    assert DATASETS["squares"].title == "Grey squares."
+    assert len(load_samples("squares")) == 6
+    with pytest.raises(DataError, match="it is embedded and takes no folder"):
+        load_samples(f"squares:{tmp_path}")
+    with pytest.raises(SpecError, match="data nothing: expected Samples, got 'test'"):
+        load_samples("nothing")
+    with pytest.raises(SpecError, match="data number: expected a Source or a function"):
+        load_samples("number")
 
 
 def test_folders_without_images(tmp_path):
