@@ -1,7 +1,8 @@
-"""What our attention costs beside the definition: python benchmarks/attention.py [--threads N] [--device cuda] [--compile]
+"""What our attention costs beside the definition: python benchmarks/attention.py [--threads N] [--device cuda]
+[--compile]
 
-ViT-tiny at 224, batch 16, random weights, lambda 4. "plain" is plain.py: PAP and symmetric attention written from their definitions.
-Times are medians interleaved in one process; every figure is a ratio.
+ViT-tiny at 224, batch 16, random weights, lambda 4. "plain" is plain.py: PAP and symmetric attention written from
+their definitions. Times are medians interleaved in one process; every figure is a ratio.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def over_plain(seconds: dict[str, float], what: str, most: float, theirs: str = 
 
 
 def memory(ours: VisionTransformer, plain: VisionTransformer, images: Tensor) -> Iterator[Row]:
-    """Activations kept for the gradient. With checkpointing, those of one block come back during the backward pass and count."""
+    """Activations kept for the gradient.
+
+    With checkpointing, those of one block come back during the backward pass and count.
+    """
     whole = saved(plain, images)
     yield "saved activations, ours over plain, 4iter/all", saved(ours, images) / whole, 0.80
     block = saved(ours.blocks[0], torch.zeros(BATCH, 197, 192, device=images.device))
@@ -123,7 +127,7 @@ def main() -> None:
         *((f"inference, ours compiled over plain, {v}", fast[f"compiled {v}"] / fast[f"plain {v}"], None)
           for v in trained if options.compile),
         *over_plain(slow, "forward + input gradient, ours over plain", 0.88),
-        *over_plain(slow, "forward + input gradient, ours over plain with gradients of the parameters", 0.74, "trained"),
+        *over_plain(slow, "forward + input gradient, ours over plain with parameter gradients", 0.74, "trained"),
         *memory(models["ours 4iter/all"], models["plain 4iter/all"], images),
     ]  # fmt: skip
     print(table(rows))

@@ -52,7 +52,9 @@ def impulse_noise(image: np.ndarray, severity: int, rng: Rng) -> np.ndarray:
 
 
 def disk_kernel(radius: int, alias: float) -> np.ndarray:
-    """Of radius 8 and 10 the disk touches the edge, which the blur reflects: the weights then sum to 1.01, as published."""
+    """Of radius 8 and 10 the disk touches the edge, which the blur reflects: the weights then sum to 1.01, as
+    published.
+    """
     reach, taps = (8, 3) if radius <= 8 else (radius, 5)
     y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
     inside = (x**2 + y**2 <= radius**2).astype(np.float32)

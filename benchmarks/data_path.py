@@ -1,6 +1,8 @@
-"""What reading pictures costs an evaluation: decoded in the same process, ahead by a worker, and from the cache, over images that lie in memory.
+"""What reading pictures costs an evaluation: decoded in the same process, ahead by a worker, and from the cache, over
+images that lie in memory.
 
-Usage: python benchmarks/data_path.py [--threads N] [--repeats N]. Prints a Markdown table of ratios of medians, all ways in turn in one process.
+Usage: python benchmarks/data_path.py [--threads N] [--repeats N]. Prints a Markdown table of ratios of medians, all
+ways in turn in one process.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def main() -> None:
         }
         seconds = medians(tasks, options)
     print(
-        f"Clean accuracy of {PICTURES} JPEGs of {SIZE[0]}x{SIZE[1]}, SymViT-tiny, batch {BATCH}; {conditions(options)}\n"
+        f"Clean accuracy of {PICTURES} JPEGs of {SIZE[0]}x{SIZE[1]}, SymViT-tiny, batch {BATCH}; "
+        f"{conditions(options)}\n"
     )
     rows = [(f"{name} over images in memory", seconds[name] / seconds["memory"], None) for name in list(tasks)[1:]]
     print(table(rows))

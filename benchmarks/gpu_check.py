@@ -24,9 +24,11 @@ SETTINGS = [None, *((n, lam) for n in (1, 2, 4, 6) for lam in (4.0, 1.0, 0.1, 0.
 
 
 def golden(device: str, dtype: torch.dtype) -> list[tuple[str, float, float]]:
-    """For each setting: largest difference of the output, as a share of its largest value, and the least cosine of the input gradient over images."""
+    """For each setting: largest difference of the output, as a share of its largest value, and the least cosine of
+    the input gradient over images.
+    """
     vectors = {name: value.to(device) for name, value in load_file(GOLDEN).items()}
-    found = []
+    rows = []
     for rpc in SETTINGS:
         name = f"rpc.n{rpc[0]}.lambda{rpc[1]}" if rpc else "symmetric"
         module = SymmetricAttention(48, num_heads=3, qkv_bias=True, dtype=torch.float64, device=device)
@@ -40,8 +42,8 @@ def golden(device: str, dtype: torch.dtype) -> list[tuple[str, float, float]]:
         true, true_gradient = vectors[f"{name}.output"], vectors[f"{name}.grad_input"]
         error = ((out.double() - true).abs().max() / true.abs().max()).item()
         cosine = torch.cosine_similarity(gradient.double().flatten(1), true_gradient.flatten(1), dim=1)
-        found.append((name, error, cosine.min().item()))
-    return found
+        rows.append((name, error, cosine.min().item()))
+    return rows
 
 
 def images_per_second(name: str, rpc: RPCSettings | None, device: str, batch_size: int) -> float:

@@ -1,7 +1,8 @@
 """What PGD costs beside its forward and backward passes: python benchmarks/pgd.py [--threads N] [--device cuda]
 
-Evaluation and libraries: SymViT-tiny at 224 with random weights, 16 JPEG pictures in one batch, 20 steps. The active set: an embedded model on
-embedded photographs. Times are medians interleaved in one process; every figure is a ratio. foolbox is in the extra `dev`.
+Evaluation and libraries: SymViT-tiny at 224 with random weights, 16 JPEG pictures in one batch, 20 steps. The active
+set: an embedded model on embedded photographs. Times are medians interleaved in one process; every figure is a ratio.
+foolbox is in the extra `dev`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Row = tuple[str, float, float | None]
 
 
 def pictures(folder: Path) -> None:
-    """BATCH JPEG pictures of 500 x 375, ImageNet's usual size, in class folders: noise at several scales, as photographs have."""
+    """BATCH JPEG pictures of 500 x 375, ImageNet's usual size, in class folders: noise at several scales, as
+    photographs have.
+    """
     draws = np.random.default_rng(0)
     for i in range(BATCH):
         layers = [
@@ -71,16 +74,14 @@ class _Stop(Exception):
 def evaluation(classifier: Classifier, pictures_at: Path, out: Path) -> Callable[[], None]:
     """A task that evaluates PGD on the pictures: plan, decoding, the clean pass, the attack, scoring, rows.
 
-    Pictures are decoded in the same process. The probes, some passes over the first 100 samples of a model however many there are, are made beforehand: a run that is stopped
-    after them keeps them.
+    Pictures are decoded in the same process. The probes, some passes over the first 100 samples of a model however
+    many there are, are made beforehand: a run that is stopped after them keeps them.
     """
 
     def run(on_progress: Callable[[object], None] | None = None) -> None:
         samples = load_samples(f"folder:{pictures_at}")
-        found = evaluate(
-            [classifier], samples, [pgd_suite()], out, batch_size=BATCH, workers=0, on_progress=on_progress
-        )
-        assert {status.text for status in found.statuses} == {"complete"}
+        run = evaluate([classifier], samples, [pgd_suite()], out, batch_size=BATCH, workers=0, on_progress=on_progress)
+        assert {status.text for status in run.statuses} == {"complete"}
 
     def stop(progress: object) -> None:
         raise _Stop

@@ -1,4 +1,4 @@
-"""Symmetric attention and PAP written from their definitions (arXiv 2406.13762), to measure and to test ours against."""
+"""Symmetric attention and PAP from their definitions (arXiv 2406.13762): ours is measured and tested against them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def plain_symmetric(k: Tensor, v: Tensor) -> Tensor:
 
 
 def plain_pap(k: Tensor, v: Tensor, n: int, lam: float) -> Tensor:
-    """PAP word for word: S, L and Y kept, the soft threshold by sign and relu, mu with its gradient. k, v and the result: (B, H, N, D)."""
+    """PAP word for word: S, L and Y kept, the soft threshold by sign and relu, mu with its gradient. k, v and the
+    result: (B, H, N, D).
+    """
     _, heads, tokens, dim = k.shape
     mu = tokens * heads * dim / (4 * k.abs().sum((-2, -1), keepdim=True))
     low, y = zeros_like(k), zeros_like(k)

@@ -37,7 +37,8 @@ def main() -> None:
     options = parser.parse_args()
     samples = load_samples("fashion-mnist", limit=options.n)
     print(
-        "| model | way | same answer | largest difference of a logit, of the largest | cosine of gradients: median, worst |"
+        "| model | way | same answer | largest difference of a logit, of the largest | cosine of gradients: median, "
+        "worst |"
     )
     print("| --- | --- | ---: | ---: | ---: |")
     for name in EMBEDDED:

@@ -1,4 +1,5 @@
-"""Wall time of one evaluation on the CPU by two processes with half of the threads each, over one process with all of them.
+"""Wall time of one evaluation on the CPU by two processes with half of the threads each, over one process with all of
+them.
 
 Usage: python benchmarks/sharing.py [--repeats N]. Each is the whole command, imports and table included, in turn.
 """

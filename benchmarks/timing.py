@@ -1,4 +1,6 @@
-"""The options of the comparisons, their interleaved medians, and the tables in which ratios stand beside their targets."""
+"""The options of the comparisons, their interleaved medians, and the tables in which ratios stand beside their
+targets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What models cost: parameters, operations, time and memory, forward and with the input gradient that an attack needs."""
+"""What models cost: parameters, operations, time and memory, forward and with the input gradient that an attack
+needs.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ from robustkpca.models.settings import (
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one model. Times are medians in milliseconds an image, memory is the peak in bytes above the weights at the whole batch, operations are
-    floating-point additions and multiplications of matrix products and convolutions, forward, an image."""
+    """Of one model. Times are medians in milliseconds an image, memory is the peak in bytes above the weights at the
+    whole batch, operations are floating-point additions and multiplications of matrix products and convolutions,
+    forward, an image.
+    """
 
     title: str
     parameters: int
@@ -53,9 +57,10 @@ class Cost:
 def profile(classifiers: Sequence[Classifier], *, batch_size: int = 16, repeats: int = 10) -> list[Cost]:
     """Cost of each classifier on random images of its own size, on its device.
 
-    All are timed in turn in every one of `repeats` rounds, after one round to warm up, so that what slows the machine for a while slows them
-    alike. `forward` is inference; `gradient` is forward and backward pass of the cross-entropy to the input, parameters frozen. On CUDA times
-    are those of events and memory is the allocator's; on the CPU memory is that of all tensors, without what a kernel allocates within itself.
+    All are timed in turn in every one of `repeats` rounds, after one round to warm up, so that what slows the machine
+    for a while slows them alike. `forward` is inference; `gradient` is forward and backward pass of the cross-entropy
+    to the input, parameters frozen. On CUDA times are those of events and memory is the allocator's; on the CPU
+    memory is that of all tensors, without what a kernel allocates within itself.
     """
     tasks: dict[str, Callable[[], object]] = {}
     for number, classifier in enumerate(classifiers):
@@ -67,10 +72,10 @@ def profile(classifiers: Sequence[Classifier], *, batch_size: int = 16, repeats:
         tasks[f"forward {number}"] = _forward(classifier, images)
         tasks[f"gradient {number}"] = _gradient(classifier, images, labels)
     seconds = medians(tasks, repeats, classifiers[0].device)
-    found = []
+    costs = []
     for number, classifier in enumerate(classifiers):
         forward, gradient = tasks[f"forward {number}"], tasks[f"gradient {number}"]
-        found.append(
+        costs.append(
             Cost(
                 classifier.title,
                 sum(p.numel() for p in classifier.network.parameters()),
@@ -81,11 +86,13 @@ def profile(classifiers: Sequence[Classifier], *, batch_size: int = 16, repeats:
                 peak_bytes(gradient, classifier.device),
             )
         )
-    return found
+    return costs
 
 
 def untrained(name: str, *, rpc: RPCSettings | None = None, img_size: int = 224, num_classes: int = 1000) -> Classifier:
-    """A model of a named size (patch 16, ImageNet's normalisation) or timm's `timm:NAME`, with fresh weights: cost does not hang on them."""
+    """A model of a named size (patch 16, ImageNet's normalisation) or timm's `timm:NAME`, with fresh weights: cost
+    does not depend on them.
+    """
     family, size = split_name(name)
     side, mean, std = img_size, IMAGENET_MEAN, IMAGENET_STD
     if family.startswith("timm:"):
@@ -120,7 +127,8 @@ def machine(device: torch.device) -> str:
         platform.machine(),
     )
     where = f"{torch.cuda.get_device_name(device)}, {cpu}" if device.type == "cuda" else cpu
-    return f"{where}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch {torch.__version__}, timm {timm.__version__}"
+    return f"{where}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch {torch.__version__}, timm "
+    f"{timm.__version__}"
 
 
 def _lines(path: str) -> list[str]:
@@ -133,14 +141,16 @@ def medians(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of each task by `clock` (on CUDA: by events), all in turn in every round; the first round does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    """Seconds of each task by `clock` (on CUDA: by events), all in turn in every round; the first round does not
+    count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(repeats + 1):
         for name, task in tasks.items():
             seconds = _seconds(task, device, clock)
             if round_number:
-                taken[name].append(seconds)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+                times[name].append(seconds)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def peak_bytes(task: Callable[[], object], device: torch.device) -> int:
@@ -206,8 +216,9 @@ def _gradient(classifier: Classifier, images: Tensor, labels: Tensor) -> Callabl
 
 
 def _flops(classifier: Classifier) -> int:
-    """Forward, an image. Counted with attention in its parts, as fused attention is not counted on every device, and not compiled, as what is
-    compiled calls no operations."""
+    """Forward, an image. Counted with attention in its parts, as fused attention is not counted on every device, and
+    not compiled, as what is compiled calls no operations.
+    """
     p, n = classifier.settings.preprocessing, 4  # what a Classifier fills a batch up to
     images = torch.zeros(n, p.channels, p.img_size, p.img_size, device=classifier.device)
     plain = classifier.variant(dtype=classifier.dtype)

@@ -1,8 +1,10 @@
-"""The parts of AutoAttack: torchattacks' APGD, targeted APGD, FAB and Square, each run on the samples it has not broken yet.
+"""The parts of AutoAttack: torchattacks' APGD, targeted APGD, FAB and Square, each run on the samples it has not
+broken yet.
 
-Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks", ICML 2020,
-arXiv 2003.01690. Steps and search are torchattacks'; what is ours is the loop around them: restarts and targets go on with the samples
-still right, whose random numbers stay their own. The suite `autoattack` puts the parts together with the reference's parameters.
+Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks",
+ICML 2020, arXiv 2003.01690. Steps and search are torchattacks'; what is ours is the loop around them: restarts and
+targets go on with the samples still right, whose random numbers stay their own. The suite `autoattack` puts the parts
+together with the reference's parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Single = Callable[[Tensor, Tensor], Tensor]
 
 
 def _on_survivors(attack: Attack, images: Tensor, labels: Tensor, rounds: Iterable[Single]) -> Tensor:
-    """Run `rounds` one after the other, each on the samples still right; a sample no round breaks comes back as it was."""
+    """Run `rounds` one after the other, each on the samples still right; a sample no round breaks comes back as it
+    was.
+    """
     attacked = images.clone()
     with torch.no_grad():
         right = attack.get_logits(images).argmax(1) == labels
@@ -31,10 +35,10 @@ def _on_survivors(attack: Attack, images: Tensor, labels: Tensor, rounds: Iterab
             break
         x, y = images[left], labels[left]
         with KeyedDraws.only(left):
-            found = single(x, y)
+            candidates = single(x, y)
         with torch.no_grad():
-            broken = attack.get_logits(found).argmax(1) != y
-        attacked[left[broken]] = found[broken]
+            broken = attack.get_logits(candidates).argmax(1) != y
+        attacked[left[broken]] = candidates[broken]
         right[left[broken]] = False
     return attacked
 
@@ -61,7 +65,9 @@ class APGDT(torchattacks.APGDT):
 
 
 class FABT(torchattacks.FAB):
-    """Targeted FAB for each of the `n_classes` - 1 most likely wrong classes; an image further away than eps does not count."""
+    """Targeted FAB for each of the `n_classes` - 1 most likely wrong classes; an image further away than eps does not
+    count.
+    """
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         self.multi_targeted = True
@@ -74,10 +80,10 @@ class FABT(torchattacks.FAB):
                 yield partial(self._within, random_start=number > 0)
 
     def _within(self, x: Tensor, y: Tensor, random_start: bool) -> Tensor:
-        found = self.attack_single_run_targeted(x, y, use_rand_start=random_start)
+        moved = self.attack_single_run_targeted(x, y, use_rand_start=random_start)
         order = {"Linf": float("inf"), "L2": 2}[self.norm]
-        far = torch.linalg.vector_norm((found - x).flatten(1), ord=order, dim=1) > self.eps
-        return torch.where(far[:, None, None, None], x, found)
+        far = torch.linalg.vector_norm((moved - x).flatten(1), ord=order, dim=1) > self.eps
+        return torch.where(far[:, None, None, None], x, moved)
 
 
 class Square(torchattacks.Square):

@@ -1,9 +1,10 @@
 """Other ways through a model with RPC-Attention, for attacks that know it.
 
-PAP is an unrolled iteration with a soft threshold: its own gradient can vanish, explode with the number of iterations, or mislead. A
-surrogate shares the model's weights. All but `symvit` also share its answers and change the gradient alone (backward pass differentiable
-approximation, Athalye et al. 2018, arXiv 1802.00420); `symvit` is the model of the same weights without PAP, from which
-an attack transfers. On a model without RPC-Attention every surrogate is the model itself, so that a suite gives it as many tries.
+PAP is an unrolled iteration with a soft threshold: its own gradient can vanish, explode with the number of
+iterations, or mislead. A surrogate shares the model's weights. All but `symvit` also share its answers and change the
+gradient alone (backward pass differentiable approximation, Athalye et al. 2018, arXiv 1802.00420); `symvit` is the
+model of the same weights without PAP, from which an attack transfers. On a model without RPC-Attention every
+surrogate is the model itself, so that a suite gives it as many tries.
 """
 
 from __future__ import annotations

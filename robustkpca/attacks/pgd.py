@@ -13,14 +13,15 @@ from robustkpca.runtime.keyed_random import KeyedDraws
 
 
 class BestPGD(Attack):
-    """PGD from random starts (Madry et al. 2018, arXiv 1706.06083) that keeps the best iterate: of all steps of all restarts, the one whose
-    margin max_j z_j - z_y over the wrong classes j is largest, so any that was misclassified.
+    """PGD from random starts (Madry et al. 2018, arXiv 1706.06083) that keeps the best iterate: of all steps of all
+    restarts, the one whose margin max_j z_j - z_y over the wrong classes j is largest, so any that was misclassified.
 
-    loss: what the gradient is taken of. `ce`; `margin`, the difference of logits above (Carlini and Wagner 2017, arXiv 1608.04644), which does
-    not saturate as the cross-entropy does; `dlr`, that difference by the one between the first and the third logit (Croce and Hein 2020,
-    arXiv 2003.01690, equation 6; at least 3 classes). eot: gradients and logits are means over this many passes, for models that draw
-    random numbers (Athalye et al. 2018, arXiv 1707.07397). stop_when_wrong: leave a sample alone once an iterate is misclassified;
-    off for a surrogate whose margin says nothing about the attacked model.
+    loss: what the gradient is taken of. `ce`; `margin`, the difference of logits above (Carlini and Wagner 2017,
+    arXiv 1608.04644), which does not saturate as the cross-entropy does; `dlr`, that difference by the one between
+    the first and the third logit (Croce and Hein 2020, arXiv 2003.01690, equation 6; at least 3 classes). eot:
+    gradients and logits are means over this many passes, for models that draw random numbers (Athalye et al. 2018,
+    arXiv 1707.07397). stop_when_wrong: leave a sample alone once an iterate is misclassified; off for a surrogate
+    whose margin says nothing about the attacked model.
     """
 
     def __init__(

@@ -64,9 +64,9 @@ class Method:
     def of(cls, attack: object, what: str) -> Method:
         """The method of a class that somebody else wrote; a Method is returned as it is.
 
-        Class attributes named as the fields of Method are taken from it: `norms = ("linf",)`, `draws = "attack"`. Without
-        `norms` it takes every ball, and finds its norm in a parameter `norm` ("Linf", "L2" or None) if it has one. Every
-        parameter of its __init__ but the model needs a default, and a ball needs one called `eps`.
+        Class attributes named as the fields of Method are taken from it: `norms = ("linf",)`, `draws = "attack"`.
+        Without `norms` it takes every ball, and finds its norm in a parameter `norm` ("Linf", "L2" or None) if it has
+        one. Every parameter of its __init__ but the model needs a default, and a ball needs one called `eps`.
 
         Args:
             attack: a subclass of torchattacks.attack.Attack.

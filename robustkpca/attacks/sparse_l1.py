@@ -11,8 +11,8 @@ from torchattacks.attack import Attack
 class SparseL1Descent(Attack):
     """Sparse L1 descent (SLD; Tramer and Boneh 2019, arXiv 1904.13000, section 4.1).
 
-    Each step moves, by `alpha` in L1 and equally, the 1 - `sparsity` share of values whose loss gradient is largest, then projects the
-    perturbation onto the L1 ball of radius `eps` and clips to [0, 1]. The last iterate is returned.
+    Each step moves, by `alpha` in L1 and equally, the 1 - `sparsity` share of values whose loss gradient is largest,
+    then projects the perturbation onto the L1 ball of radius `eps` and clips to [0, 1]. The last iterate is returned.
     """
 
     def __init__(
@@ -23,15 +23,15 @@ class SparseL1Descent(Attack):
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         size = images[0].numel()
-        kept = max(1, round((1 - self.sparsity) * size))
+        count = max(1, round((1 - self.sparsity) * size))
         moved = images.clone()
         for _ in range(self.steps):
             moved = moved.detach().requires_grad_()
             loss = F.cross_entropy(self.get_logits(moved), labels)
             (gradient,) = torch.autograd.grad(loss, moved)
             flat = gradient.flatten(1)
-            places = flat.abs().topk(kept, dim=1).indices
-            step = torch.zeros_like(flat).scatter(1, places, flat.gather(1, places).sign() * (self.alpha / kept))
+            places = flat.abs().topk(count, dim=1).indices
+            step = torch.zeros_like(flat).scatter(1, places, flat.gather(1, places).sign() * (self.alpha / count))
             delta = project_l1((moved.detach() - images).flatten(1) + step, self.eps)
             moved = (images + delta.view_as(images)).clamp(0, 1)
         return moved.detach()

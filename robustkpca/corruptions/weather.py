@@ -52,7 +52,8 @@ def snow(images: Tensor, severity: int, gens: Generators) -> Tensor:
     pitch = max(1.5, size * scale(images))
     layer = normal(gens, [math.ceil((n - 1) / pitch) + 1 for n in (h, w)], images.device) * std + mean
     for axis, n in ((1, h), (2, w)):
-        # From end to end, so that at a whole pitch the grid does not lie on the pixels, where nothing would be averaged.
+        # From end to end, so that at a whole pitch the grid does not lie on the pixels, where nothing would be
+        # averaged.
         layer = resample_axis(layer, torch.linspace(0, layer.shape[axis] - 1, n, dtype=torch.float64), axis)
     layer = torch.where(layer < floor, torch.zeros_like(layer), layer).clamp_(0, 1).unsqueeze(1)
     layer = streak(layer, radius, sigma, [draw_angle(g, -135, -45) for g in gens])

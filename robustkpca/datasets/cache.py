@@ -26,10 +26,12 @@ SUFFIX = ".pixels"
 
 
 class PixelCache:
-    """A folder of memory-mapped files, one for each set of pictures and way of preprocessing it, filled as pictures are asked for.
+    """A folder of memory-mapped files, one for each set of pictures and way of preprocessing it, filled as pictures
+    are asked for.
 
-    `limit`: bytes that the folder may hold; to make room, the files go first that were not used for longest. A set that is larger than that, or a
-    folder that cannot be written, is read without cache, and `on_notice` is told. Several processes may use one folder at once.
+    `limit`: bytes that the folder may hold; to make room, the files go first that were not used for longest. A set
+    that is larger than that, or a folder that cannot be written, is read without cache, and `on_notice` is told.
+    Several processes may use one folder at once.
     """
 
     def __init__(self, folder: Path | str, *, limit: float, on_notice: Callable[[str], None] = warnings.warn) -> None:
@@ -43,7 +45,8 @@ class PixelCache:
         path = self.folder / f"{_key(samples, preprocessing)}{SUFFIX}"
         if size > self.limit:
             self.on_notice(
-                f"--cache: {samples.name} takes {size / 2**30:.1f} GiB, more than the limit of {self.limit / 2**30:.1f}; not cached"
+                f"--cache: {samples.name} takes {size / 2**30:.1f} GiB, more than the limit of "
+                f"{self.limit / 2**30:.1f}; not cached"
             )
             return plain
         try:
@@ -54,7 +57,9 @@ class PixelCache:
         return _CachedImages(plain, path, (n, preprocessing.channels, side, side))
 
     def _make(self, path: Path, size: int) -> None:
-        """See to it that the file is there, with all of its space reserved: a full disk must not show when a page is written."""
+        """See to it that the file is there, with all of its space reserved: a full disk must not show when a page is
+        written.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.stat().st_size != size:
             others = sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
@@ -80,7 +85,10 @@ class PixelCache:
 
 
 class _CachedImages:
-    """Reads through one file: N checksums, uint64, then N pictures, uint8 (C, S, S). A picture whose checksum is wrong is decoded again."""
+    """Reads through one file: N checksums, uint64, then N pictures, uint8 (C, S, S).
+
+    A picture whose checksum is wrong is decoded again.
+    """
 
     def __init__(self, plain: Callable[[int], Tensor], path: Path, shape: tuple[int, int, int, int]) -> None:
         self.plain, self.path, self.shape = plain, path, shape

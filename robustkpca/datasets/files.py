@@ -88,22 +88,23 @@ def imagenet_o(path: Path, inside: Path) -> Samples:
     classes = out.classes
     position = {name: i for i, name in enumerate(classes)}
     names = [whole.classes[label] for label in whole.labels]
-    kept = [i for i, name in enumerate(names) if name in position]
+    chosen = [i for i, name in enumerate(names) if name in position]
     if absent := sorted(set(classes) - set(names)):
         raise DataError(
-            f"--in-distribution {inside}: {len(absent)} of the {len(classes)} classes of ImageNet-O have no images there "
+            f"--in-distribution {inside}: {len(absent)} of the {len(classes)} classes of ImageNet-O have no images "
+            "there "
             f"({', '.join(absent[:3])})"
         )
-    labels = [*out.labels.tolist(), *(position[names[i]] for i in kept)]
-    conditions = [OUT_OF_DISTRIBUTION] * len(out) + [IN_DISTRIBUTION] * len(kept)
+    labels = [*out.labels.tolist(), *(position[names[i]] for i in chosen)]
+    conditions = [OUT_OF_DISTRIBUTION] * len(out) + [IN_DISTRIBUTION] * len(chosen)
     return FileSamples(
         "imagenet-o",
-        [*(f"out/{i}" for i in out.ids), *(f"in/{whole.ids[i]}" for i in kept)],
+        [*(f"out/{i}" for i in out.ids), *(f"in/{whole.ids[i]}" for i in chosen)],
         np.array(labels, dtype=np.int64),
         classes,
         {"out": path, "in": _with_split(inside, "test")},
         conditions=conditions,
-        expected={OUT_OF_DISTRIBUTION: len(out), IN_DISTRIBUTION: len(kept)},
+        expected={OUT_OF_DISTRIBUTION: len(out), IN_DISTRIBUTION: len(chosen)},
         among=classes,
         ignored=[*out.ignored, *whole.ignored],
     )
@@ -114,18 +115,20 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
 
     Every corruption that is there should have severities 1 to 5; one without images counts as missing, not as nothing.
     """
-    found = [name for name in corruptions if (path / name).is_dir()]
-    if not found:
+    present = [name for name in corruptions if (path / name).is_dir()]
+    if not present:
         raise DataError(
-            f"data imagenet-c:{path}: expected the root of the tree, DIR/corruption/severity/wnid/image with corruptions such as "
-            f"{', '.join(corruptions[:3])}; it holds {', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}"
+            f"data imagenet-c:{path}: expected the root of the tree, DIR/corruption/severity/wnid/image with "
+            "corruptions such as "
+            f"{', '.join(corruptions[:3])}; it holds "
+            f"{', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}"
         )
     ids: list[str] = []
     names: list[str] = []
     conditions: list[Cell] = []
-    ignored = [f"{p.name}/" for p in sorted(path.iterdir()) if p.name not in found]
+    ignored = [f"{p.name}/" for p in sorted(path.iterdir()) if p.name not in present]
     expected: dict[Cell, int] = {}
-    for corruption in found:
+    for corruption in present:
         for severity in range(1, 6):
             cell = Cell(f"{RELEASED}/{corruption}", str(severity))
             folder = path / corruption / str(severity)
@@ -139,8 +142,16 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
     position = {name: i for i, name in enumerate(classes)}
     labels = np.array([position[name] for name in names], dtype=np.int64)
     return FileSamples(
-        "imagenet-c", ids, labels, classes, {"": path}, resized=False, conditions=conditions, expected=expected, ignored=ignored
-    )  # fmt: skip
+        "imagenet-c",
+        ids,
+        labels,
+        classes,
+        {"": path},
+        resized=False,
+        conditions=conditions,
+        expected=expected,
+        ignored=ignored,
+    )
 
 
 def _with_split(path: Path, split: str) -> Path:
@@ -182,7 +193,8 @@ def _class_folders(name: str, path: Path, *, wnids: bool = False, among: tuple[s
     classes = tuple(sorted({c for _, c in pairs}))
     if wnids and (strange := [c for c in classes if not (c.startswith("n") and c[1:].isdecimal())]):
         raise DataError(
-            f"data {name}: expected folders named by WordNet ids such as n01440764 in {path}, got {', '.join(strange[:3])}"
+            f"data {name}: expected folders named by WordNet ids such as n01440764 in {path}, got "
+            f"{', '.join(strange[:3])}"
         )
     position = {c: i for i, c in enumerate(classes)}
     labels = np.array([position[c] for _, c in pairs], dtype=np.int64)

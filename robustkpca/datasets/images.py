@@ -60,7 +60,10 @@ READ = 1000  # files whose content is hashed, spread over the set; to read all o
 
 
 class FileSamples(Samples):
-    """Picture files below a root; ids are their paths relative to it. They are decoded when asked for, one at a time."""
+    """Picture files below a root; ids are their paths relative to it.
+
+    They are decoded when asked for, one at a time.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class FileSamples(Samples):
             with Image.open(path) as picture:
                 return preprocess(picture, preprocessing, resized=self.resized)
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"image {path}: cannot be decoded ({error}); mend or remove it") from None
+            raise DataError(f"image {path}: cannot be decoded ({error}); fix or remove it") from None
 
     def take(self, indices: NDArray[np.int64]) -> FileSamples:
         ids = [self.ids[i] for i in indices]
@@ -122,7 +125,9 @@ class FileSamples(Samples):
 
 
 def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True) -> Tensor:
-    """A picture as float32 (C, S, S) in [0, 1]: colours, short side to S / crop_pct (unless not `resized`), centre crop of S."""
+    """A picture as float32 (C, S, S) in [0, 1]: colours, short side to S / crop_pct (unless not `resized`), centre
+    crop of S.
+    """
     picture = picture.convert("RGB" if to.channels == 3 else "L")
     short = int(to.img_size / to.crop_pct)
     if resized and min(picture.size) != short:

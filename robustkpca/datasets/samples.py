@@ -20,9 +20,10 @@ from robustkpca.suites.cell import CLEAN, Cell
 class Samples(ABC):
     """Images, labels and ids. `labels[i]` counts in `classes`; `ids[i]` is unique and stable (a path or an index).
 
-    `conditions[i]` says which cell a sample belongs to before any attack: `clean`, or a released corruption with its severity.
-    `expected` counts the samples of each condition that should be there; 0 stands for a part of the set that is missing.
-    `among` restricts a model's answers to these class names; `ignored` are files that are no samples.
+    `conditions[i]` says which cell a sample belongs to before any attack: `clean`, or a released corruption with its
+    severity. `expected` counts the samples of each condition that should be there; 0 stands for a part of the set
+    that is missing. `among` restricts a model's answers to these class names; `ignored` are files that are no
+    samples.
     """
 
     hash_covers: str  # what `content_hash` is computed from
@@ -72,7 +73,9 @@ class Samples(ABC):
 
     @property
     def source_hash(self) -> str:
-        """SHA-256 (16 hex digits) that changes when a picture does, or is another's; for what is kept of the pictures on this machine."""
+        """SHA-256 (16 hex digits) that changes when a picture does, or is another's; for what is kept of the pictures
+        on this machine.
+        """
         return self.content_hash
 
     @abstractmethod
@@ -121,7 +124,8 @@ class Samples(ABC):
             position = {name: i for i, name in enumerate(names)}
             if strange := [name for name in self.classes if name not in position]:
                 raise DataError(
-                    f"data {self.name}: {len(strange)} of its {len(self.classes)} classes are unknown to {settings.title} "
+                    f"data {self.name}: {len(strange)} of its {len(self.classes)} classes are unknown to "
+                    f"{settings.title} "
                     f"({', '.join(strange[:3])}); the model knows {', '.join(names[:3])}, ... ({len(names)})"
                 )
             return np.array([position[name] for name in self.classes], dtype=np.int64)[self.labels]
@@ -130,10 +134,12 @@ class Samples(ABC):
             if len(set(numbers)) == len(numbers) and numbers.max() < settings.num_classes:
                 return numbers[self.labels]
             raise DataError(
-                f"data {self.name}: classes up to {numbers.max()}, {settings.title} has logits 0 to {settings.num_classes - 1}"
+                f"data {self.name}: classes up to {numbers.max()}, {settings.title} has logits 0 to "
+                f"{settings.num_classes - 1}"
             )
         raise DataError(
-            f"data {self.name}: it has {len(self.classes)} classes ({', '.join(self.classes[:3])}, ...), {settings.title} has "
+            f"data {self.name}: it has {len(self.classes)} classes ({', '.join(self.classes[:3])}, ...), "
+            f"{settings.title} has "
             f"{settings.num_classes} without names; say --classes FILE, one name a line in the order of the logits"
         )
 

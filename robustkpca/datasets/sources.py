@@ -72,7 +72,8 @@ class Source:
 
 _BUILT_IN: dict[str, Source] = {
     "fashion-mnist": Source(
-        "Fashion-MNIST, 28x28 grey photographs of clothing, 10 classes (Zalando, MIT licence): 1,000 test images embedded; "
+        "Fashion-MNIST, 28x28 grey photographs of clothing, 10 classes (Zalando, MIT licence): 1,000 test images "
+        "embedded; "
         "fashion-mnist:DIR reads the whole set",
         _embedded_fashion,
         files.fashion_mnist,
@@ -106,13 +107,13 @@ _BUILT_IN: dict[str, Source] = {
 
 class _Sources(Registry[Source]):
     def __getitem__(self, name: str) -> Source:
-        """A function `(split) -> Samples` is a Source without a folder; its title is the first line of its docstring."""
-        found: object = super().__getitem__(name)
-        if isinstance(found, Source):
-            return found
-        if not callable(found):
-            raise SpecError(f"data {name}: expected a Source or a function (split) -> Samples, got {found!r:.80}")
-        return Source((found.__doc__ or name).strip().splitlines()[0], found)
+        """A function `(split) -> Samples` is a Source without a folder, titled by its docstring's first line."""
+        item: object = super().__getitem__(name)
+        if isinstance(item, Source):
+            return item
+        if not callable(item):
+            raise SpecError(f"data {name}: expected a Source or a function (split) -> Samples, got {item!r:.80}")
+        return Source((item.__doc__ or name).strip().splitlines()[0], item)
 
 
 DATASETS = _Sources("data", "robustkpca.datasets")
@@ -126,8 +127,8 @@ def load_samples(
     """Labelled images by name.
 
     Args:
-        spec: `NAME`, `NAME:DIR` (see DATASETS), or the import path `package.module:function` of a function that gets the
-            split and returns Samples.
+        spec: `NAME`, `NAME:DIR` (see DATASETS), or the import path `package.module:function` of a function that
+            gets the split and returns Samples.
         split: `test` or `train`.
         limit: at most so many samples of each condition, at least 1, spread over the classes.
         seed: of the draw that `limit` makes.

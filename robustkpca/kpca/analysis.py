@@ -1,7 +1,8 @@
-"""A model's attention as kernel PCA, layer by layer and head by head, over many images: the tables of `robustkpca analyze`.
+"""A model's attention as kernel PCA, layer by layer and head by head, over many images: the tables of `robustkpca
+analyze`.
 
-The model runs in float32 as in an evaluation; queries, keys and values are caught at each attention layer and analysed in float64 by
-`robustkpca.kpca.theory`. Only running means are kept, so the number of images costs no memory.
+The model runs in float32 as in an evaluation; queries, keys and values are caught at each attention layer and
+analysed in float64 by `robustkpca.kpca.theory`. Only running means are kept, so the number of images costs no memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from robustkpca.models.classifier import Classifier
 
 @dataclass
 class Heads:
-    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also what it pursued.
+    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also what it
+    pursued.
 
     `untrained`: in place of the values, a random linear map of the layer's inputs.
     """
@@ -69,7 +71,9 @@ def _scaled(module: ScaledAttention | AlphaScaledAttention, x: Tensor) -> Heads:
 
 
 def _pursued(module: RPCAttention, x: Tensor, *, gradients: bool = True) -> Heads:
-    """PAP's output is softmax(K' K'^T / sqrt(D)) V with K' = K - S - Y/mu of the last iteration: those are keys, and queries where there are no others."""
+    """PAP's output is softmax(K' K'^T / sqrt(D)) V with K' = K - S - Y/mu of the last iteration: those are keys, and
+    queries where there are no others.
+    """
     q, k, v = module.split(x)
     trace = theory.pursuit_trace(k, v, q=q, iterations=module.iterations, lam=module.lam, gradients=gradients)
     return Heads(trace.keys if q is None else q, trace.keys, v, trace)
@@ -85,7 +89,8 @@ EXTRACTORS: dict[type[nn.Module], Callable[[Any, Tensor], Heads]] = {
     AlphaScaledAttention: _scaled,
 }
 
-# What an analysis finds: table -> quantity -> a number for each image and head, (B, H), and each row of the table, (B, H, R).
+# What an analysis finds: table -> quantity -> a number for each image and head, (B, H), and each row of the table,
+# (B, H, R).
 Found = dict[str, dict[str, Tensor]]
 TABLES: dict[str, str | None] = {"heads": None, "gamma": "axis", "spectrum": "rank", "pursuit": "iteration"}
 
@@ -101,7 +106,9 @@ def _loss(heads: Heads) -> Found:
 
 
 def _gamma(heads: Heads) -> Found:
-    """The eigenvector test, and the same test of untrained values: what alignment comes from keys and values having the same inputs."""
+    """The eigenvector test, and the same test of untrained values: what alignment comes from keys and values having
+    the same inputs.
+    """
     tokens, axes = heads.v.shape[-2:]
     true = theory.gamma(heads.k, heads.v)
     scale = true.log_scale.exp()[..., None]
@@ -129,11 +136,11 @@ def _gamma(heads: Heads) -> Found:
 
 
 def _spectrum(heads: Heads) -> Found:
-    found = heads.spectrum
-    ranks = {"effective_rank": found.effective_rank, "participation_ratio": found.participation_ratio}
-    total = found.eigenvalues.sum(-1, keepdim=True)
-    shares = torch.where(total > 0, found.eigenvalues / total, 0.0)
-    return {"heads": ranks, "spectrum": {"eigenvalue": found.eigenvalues, "share": shares}}
+    spectrum = heads.spectrum
+    ranks = {"effective_rank": spectrum.effective_rank, "participation_ratio": spectrum.participation_ratio}
+    total = spectrum.eigenvalues.sum(-1, keepdim=True)
+    shares = torch.where(total > 0, spectrum.eigenvalues / total, 0.0)
+    return {"heads": ranks, "spectrum": {"eigenvalue": spectrum.eigenvalues, "share": shares}}
 
 
 def _pursuit(heads: Heads) -> Found:
@@ -154,7 +161,9 @@ ANALYSES: dict[str, Callable[[Heads], Found]] = {
 
 
 class Mean:
-    """Running mean and standard error over images of a tensor's rows (Chan, Golub and LeVeque 1983), float64 on the CPU."""
+    """Running mean and standard error over images of a tensor's rows (Chan, Golub and LeVeque 1983), float64 on the
+    CPU.
+    """
 
     def __init__(self) -> None:
         self.n = 0
@@ -194,15 +203,15 @@ class Layer:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Tidy rows of `table`: layer, head, the table's index, then each quantity with its standard error (`_se`)."""
-        found = {quantity: mean for (home, quantity), mean in self.means.items() if home == table}
-        if not found:
+        by_quantity = {quantity: mean for (home, quantity), mean in self.means.items() if home == table}
+        if not by_quantity:
             return pd.DataFrame()
-        shape = next(iter(found.values())).mean.shape
+        shape = next(iter(by_quantity.values())).mean.shape
         places = pd.MultiIndex.from_product([range(1, n + 1) for n in shape]).to_frame(index=False)
         columns = {"layer": self.number, "head": places[0]}
         if index := TABLES[table]:
             columns[index] = places[1]
-        for quantity, mean in found.items():
+        for quantity, mean in by_quantity.items():
             columns[quantity] = mean.mean.flatten().numpy()
             columns[f"{quantity}_se"] = mean.error.flatten().numpy()
         return pd.DataFrame(columns)
@@ -210,7 +219,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables of one model (see TABLES; those without rows are absent), means over `n` images, and what to be warned of."""
+    """The tables of one model (see TABLES; those without rows are absent), means over `n` images, and what to be
+    warned of.
+    """
 
     n: int
     layers: list[tuple[str, str]]  # name and attention class of each layer, in order
@@ -226,9 +237,11 @@ def analyze(
     batch_size: int = 20,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
-    """Kernel PCA of every attention layer of `classifier` on `samples`; see ANALYSES for what is computed (default: all that apply).
+    """Kernel PCA of every attention layer of `classifier` on `samples`; see ANALYSES for what is computed (default:
+    all that apply).
 
-    `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention that an analysis needs.
+    `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention
+    that an analysis needs.
     """
     if batch_size < 1:
         raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
@@ -265,7 +278,8 @@ def analyze(
 
 
 def attention_layers(classifier: Classifier, analyses: Sequence[str] = ()) -> tuple[list[Layer], list[tuple[str, str]]]:
-    """The layers that can be analysed, and name and class of what looks like attention but is of no class in EXTRACTORS.
+    """The layers that can be analysed, and name and class of what looks like attention but is of no class in
+    EXTRACTORS.
 
     Raises SpecError where there is none, or none that one of `analyses` needs.
     """
@@ -282,8 +296,8 @@ def attention_layers(classifier: Classifier, analyses: Sequence[str] = ()) -> tu
             others.append((name, kind))
     if not layers:
         known = ", ".join(sorted(kind.__name__ for kind in EXTRACTORS))
-        found = ", ".join(sorted({kind for _, kind in others})) or "none"
-        raise SpecError(f"analyze needs one of {known}; attention in {classifier.title}: {found}")
+        other = ", ".join(sorted({kind for _, kind in others})) or "none"
+        raise SpecError(f"analyze needs one of {known}; attention in {classifier.title}: {other}")
     if "pursuit" in analyses and not any(isinstance(layer.module, RPCAttention) for layer in layers):
         kinds = ", ".join(sorted({type(layer.module).__name__ for layer in layers}))
         raise SpecError(f"pursuit needs RPCAttention, {classifier.title} has {kinds}")
@@ -299,7 +313,9 @@ def _untrained(x: Tensor, v: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Iterator[None]:
-    """Within it, a pass of the model analyses its first `batch` images (the classifier may fill a batch up) in each of `layers`."""
+    """Within it, a pass of the model analyses its first `batch` images (the classifier may fill a batch up) in each
+    of `layers`.
+    """
 
     def catch(layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         if kwargs.get("is_causal") or any(
@@ -332,7 +348,8 @@ def _too_wide(layers: Sequence[Layer]) -> list[str]:
         if width > tokens:
             found.setdefault((width, tokens), []).append(str(layer.number))
     return [
-        f"head width {width} is above the number of tokens {tokens} (layers {', '.join(numbers)}): there are at most as many "
+        f"head width {width} is above the number of tokens {tokens} (layers {', '.join(numbers)}): there are at most "
+        "as many "
         "principal axes as tokens, so the theory does not hold there"
         for (width, tokens), numbers in found.items()
     ]

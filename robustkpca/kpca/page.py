@@ -1,4 +1,6 @@
-"""An analysis as people read it: tables of text for a terminal, and a folder with a Markdown page, figures, Parquet and CSV."""
+"""An analysis as people read it: tables of text for a terminal, and a folder with a Markdown page, figures, Parquet
+and CSV.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ _HEADS = {
     "cosine / control": ("cosine", "cosine_control"),
 }
 _MEANINGS = {
-    "projection_loss": "J: projection loss, mean over tokens of |phi(q)|^2 - |h|^2; negative where |h| is larger than the features.",
+    "projection_loss": "J: projection loss, mean over tokens of |phi(q)|^2 - |h|^2; negative where |h| is larger "
+    "than the features.",
     "log_feature_norm": "log |phi|^2: logarithm of the mean of |phi(q)|^2, the first part of J.",
-    "effective_rank": "Effective rank: exp of the entropy of the centred Gram matrix' eigenvalues (Roy and Vetterli 2007).",
-    "gamma_relative": "Spread: mean |gamma_i - gamma_j| / mean |gamma|, over axes; 0 where the values hold eigenvectors, at most 2.",
-    "cosine": "Cosine: between K~ a and a, over axes; 1 where the values hold eigenvectors. Control: the same with a random linear map "
+    "effective_rank": "Effective rank: exp of the entropy of the centred Gram matrix' eigenvalues (Roy and Vetterli "
+    "2007).",
+    "gamma_relative": "Spread: mean |gamma_i - gamma_j| / mean |gamma|, over axes; 0 where the values hold "
+    "eigenvectors, at most 2.",
+    "cosine": "Cosine: between K~ a and a, over axes; 1 where the values hold eigenvectors. Control: the same with a "
+    "random linear map "
     "of the layer's inputs in place of the values, as before any training.",
 }
 _PURSUIT = {
@@ -41,8 +47,10 @@ _PURSUIT = {
     "gradient": "gradient",
 }
 _PURSUIT_NOTE = (
-    "Means over heads. |S| / |K|: in the 1-norm. Over threshold: share of entries of S that are not zero. Residual: |K - L - S| / |K|, "
-    "Frobenius. Gradient: norm of the gradient of a fixed random projection of L, of norm one, by the keys; growth means that unrolling amplifies."
+    "Means over heads. |S| / |K|: in the 1-norm. Over threshold: share of entries of S that are not zero. Residual: "
+    "|K - L - S| / |K|, "
+    "Frobenius. Gradient: norm of the gradient of a fixed random projection of L, of norm one, by the keys; growth "
+    "means that unrolling amplifies."
 )
 
 
@@ -100,23 +108,29 @@ def write(
     warnings: Sequence[str] = (),
     logs: Sequence[Path] = (),
 ) -> list[Path]:
-    """Write the page, the figures it shows (also as SVG) and each table as Parquet and CSV; returns the files, the page first.
+    """Write the page, the figures it shows (also as SVG) and each table as Parquet and CSV; returns the files, the
+    page first.
 
     The tables and figures of an earlier analysis in `folder` that this one does not have are removed.
 
-    `tables`: as `robustkpca.kpca.analysis` makes them, with a column model in front. `receipt`: setting to value. `logs`: CSV logs of training
-    for the figure of the loss (see `plot_loss`).
+    `tables`: as `robustkpca.kpca.analysis` makes them, with a column model in front. `receipt`: setting to value.
+    `logs`: CSV logs of training for the figure of the loss (see `plot_loss`).
     """
     models = list(dict.fromkeys(model for table in tables.values() for model in table["model"]))
     figures = _figures(tables, models, logs)
     blocks: list[Block] = [
         Heading("Attention as kernel PCA", 1),
         Paragraph(
-            "Queries, keys and values of every attention layer, read as kernel principal component analysis of the keys (Teo and Nguyen, arXiv "
-            "2406.13762, section 2). Layers and heads are counted from 1. In layers with RPC-Attention the keys are those of its last iteration, K - S - "
-            "Y/mu, and so are the queries where they are the keys; in Scaled Attention the values are (I - S) V. Means over images; the tables beside this "
-            "page hold all quantities with standard errors (_se). In the table gamma, `eigenvalue` is the axis-th largest (of K~ / N): axes have no "
-            "order of their own; `left_out` is the share of tokens whose coefficient is below 1/1000 of the axis' root mean square, for which gamma is not defined."
+            "Queries, keys and values of every attention layer, read as kernel principal component analysis of the "
+            "keys (Teo and Nguyen, arXiv "
+            "2406.13762, section 2). Layers and heads are counted from 1. In layers with RPC-Attention the keys are "
+            "those of its last iteration, K - S - "
+            "Y/mu, and so are the queries where they are the keys; in Scaled Attention the values are (I - S) V. "
+            "Means over images; the tables beside this "
+            "page hold all quantities with standard errors (_se). In the table gamma, `eigenvalue` is the axis-th "
+            "largest (of K~ / N): axes have no "
+            "order of their own; `left_out` is the share of tokens whose coefficient is below 1/1000 of the axis' "
+            "root mean square, for which gamma is not defined."
         ),
     ]
     if warnings:
@@ -150,15 +164,15 @@ def _figures(
     tables: Mapping[str, pd.DataFrame], models: Sequence[str], logs: Sequence[Path]
 ) -> dict[str, tuple[Drawn, str]]:
     """File name without ending -> the figure and what it shows."""
-    found = {}
+    figures = {}
     if logs:
-        found["loss"] = (plot_loss(logs), "Projection loss over training")
+        figures["loss"] = (plot_loss(logs), "Projection loss over training")
     if "gamma" in tables:
         for number, model in enumerate(models, start=1):
-            own = tables["gamma"][tables["gamma"]["model"] == model]
+            rows = tables["gamma"][tables["gamma"]["model"] == model]
             text = f"{model}: spread of gamma and eigenvalues, by layer and head"
-            found[f"gamma-{number}"] = (plot_gamma(own, text), text)
+            figures[f"gamma-{number}"] = (plot_gamma(rows, text), text)
     if "pursuit" in tables:
         text = "Residual, sparsity and gradient norm over the iterations of principal attention pursuit"
-        found["pursuit"] = (plot_pursuit(tables["pursuit"]), text)
-    return found
+        figures["pursuit"] = (plot_pursuit(tables["pursuit"]), text)
+    return figures

@@ -39,7 +39,8 @@ class Drawn(NamedTuple):
 
 
 def plot_loss(logs: Sequence[Path]) -> Drawn:
-    """Projection loss over training: CSV logs with columns epoch, model and projection_loss, a line for each model and log.
+    """Projection loss over training: CSV logs with columns epoch, model and projection_loss, a line for each model
+    and log.
 
     Rows without a loss are skipped. Raises DataError for a file that cannot be read, lacks a column or has no loss.
     """
@@ -87,7 +88,8 @@ def read_log(path: Path) -> pd.DataFrame:
 
 
 def plot_gamma(gamma: pd.DataFrame, title: str) -> Drawn:
-    """The paper's figure of check 2: mean and standard deviation of |gamma_i - gamma_j| per axis beside the eigenvalues, by layer and head.
+    """The paper's figure of check 2: mean and standard deviation of |gamma_i - gamma_j| per axis beside the
+    eigenvalues, by layer and head.
 
     `gamma`: the table of one model. Were the values eigenvectors, both would lie far below the eigenvalues (at zero).
     """
@@ -95,7 +97,7 @@ def plot_gamma(gamma: pd.DataFrame, title: str) -> Drawn:
     with _figure(max(1.2 + 2.5 * len(heads), 5.6), 1.3 + 1.55 * len(layers)) as figure:
         panels = figure.subplots(len(layers), len(heads), squeeze=False, sharex=True, sharey="row")
         for (i, j), axes in np.ndenumerate(panels):
-            own = gamma[(gamma["layer"] == layers[i]) & (gamma["head"] == heads[j])]
+            rows = gamma[(gamma["layer"] == layers[i]) & (gamma["head"] == heads[j])]
             _log_scale(axes, (1.0,))
             for name, label, style in (
                 ("eigenvalue", "eigenvalues, largest first", {"color": "0.35", "lw": 1.4}),
@@ -106,8 +108,8 @@ def plot_gamma(gamma: pd.DataFrame, title: str) -> Drawn:
                 ),
                 ("gamma_difference_std", "its standard deviation", {"color": "C1", "marker": "_", "ms": 5, "ls": ""}),
             ):
-                values = own[name].where(own[name] > 0)
-                axes.plot(own["axis"], values, label=label, **style)
+                values = rows[name].where(rows[name] > 0)
+                axes.plot(rows["axis"], values, label=label, **style)
             axes.grid(alpha=0.2)
             if i == 0:
                 axes.set_title(f"head {heads[j]}", fontsize=9)
@@ -123,7 +125,8 @@ def plot_gamma(gamma: pd.DataFrame, title: str) -> Drawn:
 
 
 def plot_pursuit(pursuit: pd.DataFrame) -> Drawn:
-    """Residual, sparsity and gradient norm over the iterations of PAP: a row for each model, a line for each layer, mean over heads.
+    """Residual, sparsity and gradient norm over the iterations of PAP: a row for each model, a line for each layer,
+    mean over heads.
 
     `pursuit`: the table of all models, with a column model.
     """
@@ -131,9 +134,9 @@ def plot_pursuit(pursuit: pd.DataFrame) -> Drawn:
     with _figure(9.6, 0.9 + 2.3 * len(models)) as figure:
         panels = figure.subplots(len(models), len(_PURSUIT), squeeze=False, sharey="col")
         for row, model in zip(panels, models, strict=True):
-            own = pursuit[pursuit["model"] == model]
-            layers = own["layer"].unique()
-            means = own.groupby(["layer", "iteration"])[list(_PURSUIT)].mean()
+            rows = pursuit[pursuit["model"] == model]
+            layers = rows["layer"].unique()
+            means = rows.groupby(["layer", "iteration"])[list(_PURSUIT)].mean()
             for axes, (name, label) in zip(row, _PURSUIT.items(), strict=True):
                 for number, layer in enumerate(layers):
                     values = means.loc[layer, name] * (100 if name == "nonzero" else 1)
@@ -151,7 +154,9 @@ def plot_pursuit(pursuit: pd.DataFrame) -> Drawn:
 
 
 def _log_scale(axes: Axes, steps: Sequence[float]) -> None:
-    """A logarithmic axis of values, labelled at `steps` times powers of ten in plain digits: labels are not read as mathematics."""
+    """A logarithmic axis of values, labelled at `steps` times powers of ten in plain digits: labels are not read as
+    mathematics.
+    """
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -166,10 +171,10 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 def _drawn(figure: Figure) -> Drawn:
     kinds: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    found = {}
+    images = {}
     for kind, metadata in kinds.items():  # no version and no date: the same bytes again
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
-        found[kind] = buffer.getvalue()
-        figure.set_layout_engine("none")  # the layout stays as it was found; finding it takes most of the time
-    return Drawn(**found)
+        images[kind] = buffer.getvalue()
+        figure.set_layout_engine("none")  # the layout stays as it was computed; computing it takes most of the time
+    return Drawn(**images)

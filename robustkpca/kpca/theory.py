@@ -1,8 +1,9 @@
 """Self-attention read as kernel PCA: pure functions on the queries, keys and values of a layer.
 
-Teo and Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component Analysis", NeurIPS 2024,
-arXiv 2406.13762, section 2. The letters are the paper's. q, k, v are (B, H, N, D) of any float dtype: B images, H heads, N tokens,
-D = head width = number of principal axes. All computation is in float64, with logarithms wherever an exponential could overflow.
+Teo and Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component Analysis", NeurIPS
+2024, arXiv 2406.13762, section 2. The letters are the paper's. q, k, v are (B, H, N, D) of any float dtype: B images,
+H heads, N tokens, D = head width = number of principal axes. All computation is in float64, with logarithms wherever
+an exponential could overflow.
 
     kernel          kappa(x, y) = exp(x.y / sqrt(D)),  g(x) = sum_j kappa(x, k_j)
     features        phi(x).phi(y) = kappa(x, y) / (g(x) g(y))
@@ -10,16 +11,18 @@ D = head width = number of principal axes. All computation is in float64, with l
     principal axes  u_d = sum_j a_dj (phi(k_j) - mean phi),  K~ a_d = N lambda_d a_d
     attention       h_id = phi(q_i).u_d = sum_j [kappa(q_i, k_j) / g(q_i)] v_jd
 
-What values have to do with axes. Written out, phi(q_i).u_d = sum_j [kappa(q_i, k_j) / g(q_i)] (a_dj - mean_j' a_dj') / g(k_j): the exact value
-is v_jd = (a_dj - mean a_d) / g(k_j). The paper's formula v_jd = a_dj / g(k_j) - (1/N) sum_j' a_dj' / g(k_j') differs from it by a constant
-over the tokens where a_d sums to zero, and an eigenvector of K~ with a non-zero eigenvalue does: K~ 1 = 0. A constant added
-to v_d adds the same constant to h_d, since attention weights sum to one, so it says nothing about axes. Hence, under either formula,
+What values have to do with axes. Written out, phi(q_i).u_d = sum_j [kappa(q_i, k_j) / g(q_i)] (a_dj - mean_j' a_dj')
+/ g(k_j): the exact value is v_jd = (a_dj - mean a_d) / g(k_j). The paper's formula v_jd = a_dj / g(k_j) - (1/N)
+sum_j' a_dj' / g(k_j') differs from it by a constant over the tokens where a_d sums to zero, and an eigenvector of K~
+with a non-zero eigenvalue does: K~ 1 = 0. A constant added to v_d adds the same constant to h_d, since attention
+weights sum to one, so it says nothing about axes. Hence, under either formula,
 
     a_dj = g(k_j) (v_jd - c_d),   c_d = sum_j g(k_j) v_jd / sum_j g(k_j),
 
-c_d being the one constant with which a_d sums to zero. Every value vector has exactly one such a_d; what is in question is whether it is an
-eigenvector. With u_d = v_d - c_d and P = softmax(K K^T / sqrt(D)), [K_phi a_d]_i = sum_j kappa(k_i, k_j) u_jd / g(k_i) = [P u_d]_i, and
-C a_d = a_d, so K~ a_d = C P u_d: attention among the keys, centred. That form needs no Gram matrix and cannot overflow.
+c_d being the one constant with which a_d sums to zero. Every value vector has exactly one such a_d; what is in
+question is whether it is an eigenvector. With u_d = v_d - c_d and P = softmax(K K^T / sqrt(D)), [K_phi a_d]_i = sum_j
+kappa(k_i, k_j) u_jd / g(k_i) = [P u_d]_i, and C a_d = a_d, so K~ a_d = C P u_d: attention among the keys, centred.
+That form needs no Gram matrix and cannot overflow.
 """
 
 from __future__ import annotations
@@ -80,27 +83,34 @@ class Pursuit(NamedTuple):
 
 
 def log_kernel(x: Tensor, y: Tensor) -> Tensor:
-    """log kappa(x_i, y_j) = x_i.y_j / sqrt(D) (arXiv 2406.13762, section 2). (B, H, N, D) twice -> (B, H, N, N) float64."""
+    """log kappa(x_i, y_j) = x_i.y_j / sqrt(D) (arXiv 2406.13762, section 2).
+
+    (B, H, N, D) twice -> (B, H, N, N) float64.
+    """
     return x.double() @ y.double().transpose(-2, -1) / math.sqrt(x.shape[-1])
 
 
 def log_normalizer(x: Tensor, k: Tensor) -> Tensor:
-    """log g(x_i) = log sum_j kappa(x_i, k_j) (section 2), for queries or keys x. (B, H, N, D) twice -> (B, H, N) float64."""
+    """log g(x_i) = log sum_j kappa(x_i, k_j) (section 2), for queries or keys x.
+
+    (B, H, N, D) twice -> (B, H, N) float64.
+    """
     return log_kernel(x, k).logsumexp(-1)
 
 
 def log_feature_norm(q: Tensor, k: Tensor) -> Tensor:
     """log ||phi(q_i)||^2 = q_i.q_i / sqrt(D) - 2 log g(q_i) (section 2). (B, H, N, D) twice -> (B, H, N) float64."""
-    own = q.double().square().sum(-1) / math.sqrt(q.shape[-1])
-    return own - 2 * log_normalizer(q, k)
+    squares = q.double().square().sum(-1) / math.sqrt(q.shape[-1])
+    return squares - 2 * log_normalizer(q, k)
 
 
 def projection_loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """J = mean_i (||phi(q_i)||^2 - ||h_i||^2), the projection (reconstruction) loss of kernel PCA (section 2, check 1 there).
+    """J = mean_i (||phi(q_i)||^2 - ||h_i||^2), the projection (reconstruction) loss of kernel PCA (section 2, check 1
+    there).
 
-    h is attention's output of these values. The feature norms are averaged as logarithms, so that only a J that itself is beyond float64
-    becomes inf; `log_feature_norm` still says how large. J is negative where the values are longer than axes of norm one would be.
-    (B, H, N, D) three times -> (B, H) float64.
+    h is attention's output of these values. The feature norms are averaged as logarithms, so that only a J that
+    itself is beyond float64 becomes inf; `log_feature_norm` still says how large. J is negative where the values are
+    longer than axes of norm one would be. (B, H, N, D) three times -> (B, H) float64.
     """
     features = (log_feature_norm(q, k).logsumexp(-1) - math.log(q.shape[-2])).exp()
     projected = log_kernel(q, k).softmax(-1) @ v.double()
@@ -110,9 +120,9 @@ def projection_loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def centred_gram(k: Tensor) -> Scaled:
     """K~ = (I - 11^T/N) K_phi (I - 11^T/N), [K_phi]_ij = kappa(k_i, k_j) / (g(k_i) g(k_j)) (section 2).
 
-    The entries are exponentials of differences of logarithms, divided by the largest of them, which K_phi as a positive semi-definite
-    matrix has on its diagonal. Eigenvectors, effective rank and whether gamma is constant do not depend on that scale.
-    (B, H, N, D) -> values (B, H, N, N) float64, symmetric, rows summing to zero.
+    The entries are exponentials of differences of logarithms, divided by the largest of them, which K_phi as a
+    positive semi-definite matrix has on its diagonal. Eigenvectors, effective rank and whether gamma is constant do
+    not depend on that scale. (B, H, N, D) -> values (B, H, N, N) float64, symmetric, rows summing to zero.
     """
     logs = log_kernel(k, k)
     g = logs.logsumexp(-1)
@@ -127,33 +137,39 @@ def centred_gram(k: Tensor) -> Scaled:
 def spectrum(gram: Scaled) -> Spectrum:
     """Eigenvalues lambda_d, K~ a_d = N lambda_d a_d (section 2), descending, and their effective rank.
 
-    Effective rank: exp(-sum p log p), p the eigenvalues' shares of their sum (Roy and Vetterli, "The effective rank: a measure of
-    effective dimensionality", EUSIPCO 2007). Participation ratio: (sum lambda)^2 / sum lambda^2, which follows the largest ones
-    more. Both are 0 where all eigenvalues are (equal keys). Eigenvalues below rounding, N * 2.2e-16 of the largest entry of K_phi, are 0.
+    Effective rank: exp(-sum p log p), p the eigenvalues' shares of their sum (Roy and Vetterli, "The effective rank:
+    a measure of effective dimensionality", EUSIPCO 2007). Participation ratio: (sum lambda)^2 / sum lambda^2, which
+    follows the largest ones more. Both are 0 where all eigenvalues are (equal keys). Eigenvalues below rounding, N *
+    2.2e-16 of the largest entry of K_phi, are 0.
     """
     tokens = gram.values.shape[-1]
-    found = torch.linalg.eigvalsh(gram.values).flip(-1)
-    found = torch.where(found > tokens * torch.finfo(found.dtype).eps, found, torch.zeros_like(found))
-    total = found.sum(-1)
+    values = torch.linalg.eigvalsh(gram.values).flip(-1)
+    values = torch.where(values > tokens * torch.finfo(values.dtype).eps, values, torch.zeros_like(values))
+    total = values.sum(-1)
     some = total > 0
-    shares = found / total.where(some, torch.ones_like(total))[..., None]
+    shares = values / total.where(some, torch.ones_like(total))[..., None]
     entropy = -torch.special.xlogy(shares, shares).sum(-1)
     concentration = shares.square().sum(-1).where(some, torch.ones_like(total))
-    eigenvalues = found / tokens * gram.log_scale.exp()[..., None]
+    eigenvalues = values / tokens * gram.log_scale.exp()[..., None]
     return Spectrum(eigenvalues, entropy.exp() * some, some / concentration)
 
 
 def _centred_values(log_g: Tensor, v: Tensor) -> Tensor:
-    """u_d = v_d - c_d, c_d the mean of v_d weighted by g(k_j) (see the module). (B, H, N) and (B, H, N, D) -> (B, H, N, D)."""
+    """u_d = v_d - c_d, c_d the mean of v_d weighted by g(k_j) (see the module).
+
+    (B, H, N) and (B, H, N, D) -> (B, H, N, D).
+    """
     v = v.double()
     return v - log_g.softmax(-1)[..., None, :] @ v
 
 
 def recover_axes(k: Tensor, v: Tensor) -> Scaled:
-    """a_dj = g(k_j) (v_jd - c_d): the coefficients that the values stand for, v_jd = a_dj / g(k_j) + a constant (section 2, check 2).
+    """a_dj = g(k_j) (v_jd - c_d): the coefficients that the values stand for, v_jd = a_dj / g(k_j) + a constant
+    (section 2, check 2).
 
-    The constant c_d is lost in attention's output and fixed by sum_j a_dj = 0, which every eigenvector of K~ with a non-zero
-    eigenvalue fulfils (derivation in the module's docstring). Divided by the largest g. (B, H, N, D) twice -> values (B, H, N, D) float64.
+    The constant c_d is lost in attention's output and fixed by sum_j a_dj = 0, which every eigenvector of K~ with a
+    non-zero eigenvalue fulfils (derivation in the module's docstring). Divided by the largest g. (B, H, N, D) twice
+    -> values (B, H, N, D) float64.
     """
     log_g = log_normalizer(k, k)
     largest = log_g.amax(-1)
@@ -161,11 +177,13 @@ def recover_axes(k: Tensor, v: Tensor) -> Scaled:
 
 
 def gamma(k: Tensor, v: Tensor, floor: float = 1e-3) -> Gamma:
-    """gamma_dj = [K~ a_d]_j / (N a_dj), the same number lambda_d for all tokens j if a_d is an eigenvector (section 2, check 2).
+    """gamma_dj = [K~ a_d]_j / (N a_dj), the same number lambda_d for all tokens j if a_d is an eigenvector (section
+    2, check 2).
 
-    Computed as [C P u_d]_j / (N g(k_j) u_jd) (see the module's docstring), divided by the largest 1 / g. The quotient says nothing where a_dj
-    vanishes and its mean over random values would not even exist. Since g > 0, a_dj vanishes with u_jd: tokens with
-    |u_jd| <= floor * (root mean square of u_d over the tokens) are not `kept` (`floor` 0 keeps all but exact zeros). The cosine uses all tokens.
+    Computed as [C P u_d]_j / (N g(k_j) u_jd) (see the module's docstring), divided by the largest 1 / g. The quotient
+    says nothing where a_dj vanishes, and its mean over random values would not even exist. Since g > 0, a_dj vanishes
+    with u_jd: tokens with |u_jd| <= floor * (root mean square of u_d over the tokens) are not `kept` (`floor` 0 keeps
+    all but exact zeros). The cosine uses all tokens.
     """
     logs = log_kernel(k, k)
     log_g = logs.logsumexp(-1)
@@ -184,11 +202,13 @@ def gamma(k: Tensor, v: Tensor, floor: float = 1e-3) -> Gamma:
 
 
 def gamma_spread(values: Tensor, kept: Tensor) -> Spread:
-    """Mean and standard deviation of |gamma_i - gamma_j| over all pairs of kept tokens, per axis: the paper's figure of check 2 (section 2).
+    """Mean and standard deviation of |gamma_i - gamma_j| over all pairs of kept tokens, per axis: the paper's figure
+    of check 2 (section 2).
 
-    With gamma sorted, the sum over pairs is sum_r (2 r - n + 1) gamma_(r), r = 0..n-1, and that of squares n sum gamma^2 - (sum gamma)^2 about
-    any centre: N log N instead of N^2. `relative` divides by mean |gamma|, which makes it free of scale and bounds it by 2.
-    values (B, H, N, D), kept likewise -> (B, H, D); nan where fewer than two tokens are kept.
+    With gamma sorted, the sum over pairs is sum_r (2 r - n + 1) gamma_(r), r = 0..n-1, and that of squares n sum
+    gamma^2 - (sum gamma)^2 about any centre: N log N instead of N^2. `relative` divides by mean |gamma|, which makes
+    it free of scale and bounds it by 2. values (B, H, N, D), kept likewise -> (B, H, D); nan where fewer than two
+    tokens are kept.
     """
     n = kept.sum(-2)
     pairs = n * (n - 1) / 2
@@ -218,12 +238,14 @@ def pursuit_trace(
 ) -> Pursuit:
     """Principal attention pursuit (section 3, algorithm PAP) with a record of every iteration, in float64.
 
-    The same iteration as `robustkpca.models.attention.principal_attention`, S kept: S = soft_threshold(K - L + Y/mu, lambda * mu), keys K - S - Y/mu,
-    L = softmax attention of those keys (and of the queries `q`, where they are others), then Y/mu grows by K - L - S; the residual is that of the new L.
+    The same iteration as `robustkpca.models.attention.principal_attention`, S kept: S = soft_threshold(K - L + Y/mu,
+    lambda * mu), keys K - S - Y/mu, L = softmax attention of those keys (and of the queries `q`, where they are
+    others), then Y/mu grows by K - L - S; the residual is that of the new L.
 
-    `gradient` of iteration t is the norm of d<R, L_t>/dK through all t iterations, mu included, per image and head; R has entries of one
-    size with random signs (drawn with `seed`, the same for every image) and norm one. Its mean square over draws is ||dL_t/dK||_F^2 / (N D), so
-    numbers that grow with t say that unrolling amplifies. `mu` carries gradient only to K of its own image and head.
+    `gradient` of iteration t is the norm of d<R, L_t>/dK through all t iterations, mu included, per image and head; R
+    has entries of one size with random signs (drawn with `seed`, the same for every image) and norm one. Its mean
+    square over draws is ||dL_t/dK||_F^2 / (N D), so numbers that grow with t say that unrolling amplifies. `mu`
+    carries gradient only to K of its own image and head.
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")

@@ -1,8 +1,9 @@
 """Symmetric attention and RPC-Attention (principal attention pursuit, PAP).
 
-Teo and Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component Analysis", NeurIPS 2024,
-arXiv 2406.13762. Letters are the paper's: keys K = L + S with L low rank and S sparse, multiplier Y, penalty mu, weight lambda.
-The functions are pure and take any float dtype and device; the modules hold the two linear layers and nothing else.
+Teo and Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component Analysis", NeurIPS
+2024, arXiv 2406.13762. Letters are the paper's: keys K = L + S with L low rank and S sparse, multiplier Y, penalty
+mu, weight lambda. The functions are pure and take any float dtype and device; the modules hold the two linear layers
+and nothing else.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch.nn import functional as F
 class _SymmetricWithGradient(torch.autograd.Function):
     """softmax(K K^T / sqrt(D)) V with its backward by hand, for the CPU, where the fused kernel recomputes the weights.
 
-    With P the weights and G the gradient of the output: dV = P^T G, dS = P * (G V^T - rowsum(G * O)), and since K stands on both
-    sides of its product, dK = (dS + dS^T) K / sqrt(D): three products where autograd does four. (M, N, D) twice -> (M, N, D).
+    With P the weights and G the gradient of the output: dV = P^T G, dS = P * (G V^T - rowsum(G * O)), and since K
+    stands on both sides of its product, dK = (dS + dS^T) K / sqrt(D): three products where autograd does four. (M, N,
+    D) twice -> (M, N, D).
     """
 
     @staticmethod
@@ -45,7 +47,9 @@ def _scaled_product(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 
 class _Clip(torch.autograd.Function):
-    """clamp(x, -t, t) for a t > 0 of size one in the last two dimensions, from whose result alone its backward reads what was clipped."""
+    """clamp(x, -t, t) for a t > 0 of size one in the last two dimensions, from whose result alone its backward reads
+    what was clipped.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, t: Tensor) -> Tensor:
@@ -110,8 +114,8 @@ _CLIPS: dict[Gradient, Callable[[Tensor, Tensor], Tensor]] = {
 def penalty(k: Tensor) -> Tensor:
     """mu = N C / (4 ||K||_1), one per image and head; C = H D is the model width. (B, H, N, D) -> (B, H, 1, 1).
 
-    The norm is summed in at least float32 (bf16 sums lose digits). It carries gradient. Keys that are all zero give a huge
-    mu, which leaves them zero, with gradient zero.
+    The norm is summed in at least float32 (bf16 sums lose digits). It carries gradient. Keys that are all zero give a
+    huge mu, which leaves them zero, with gradient zero.
     """
     _, heads, tokens, head_dim = k.shape
     wide = torch.promote_types(k.dtype, torch.float32)
@@ -133,17 +137,19 @@ def principal_attention(
 ) -> Tensor:
     """RPC-Attention: n iterations of principal attention pursuit on the keys (algorithm PAP of the paper).
 
-    Principal component pursuit of K (min ||L||_* + lambda ||S||_1, L + S = K) by ADMM, its singular-value step replaced by
-    attention, the soft threshold at lambda * mu as in the authors' runs. With the scaled multiplier w = Y / mu and
-    c = clamp(K - L + w, -t, t), t = lambda * mu, one has S = K - L + w - c. So the keys of an iteration are
-    K - S - w = L + c - 2 w, the update w + K - L' - S is L - L' + c, and S itself is never formed. Gradients flow through
-    every iteration, mu included.
+    Principal component pursuit of K (min ||L||_* + lambda ||S||_1, L + S = K) by ADMM, its singular-value step
+    replaced by attention, the soft threshold at lambda * mu as in the authors' runs. With the scaled multiplier w = Y
+    / mu and c = clamp(K - L + w, -t, t), t = lambda * mu, one has S = K - L + w - c. So the keys of an iteration are
+    K - S - w = L + c - 2 w, the update w + K - L' - S is L - L' + c, and S itself is never formed. Gradients flow
+    through every iteration, mu included.
 
-    k, v: (B, H, N, D), any float dtype. With queries `q` of the same shape the attention is softmax(Q K'^T / sqrt(D)) V: PAP acts on the keys, the
-    queries are kept. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration only. `gradient` changes the
-    backward pass alone, for attacks: `constant-sparse` holds S and mu constant (dS = 0), `straight-through` gives the soft threshold the
-    derivative of the identity (dS = d(K - L + w); BPDA, Athalye et al. 2018, arXiv 1802.00420), which leaves the way through the values. The
-    true derivative of the threshold is 0 where it is not passed and 1 where it is, so the two stand on either side of it. Returns L after the last iteration, (B, H, N, D).
+    k, v: (B, H, N, D), any float dtype. With queries `q` of the same shape the attention is softmax(Q K'^T / sqrt(D))
+    V: PAP acts on the keys, the queries are kept. `iterations` >= 1, `lam` > 0. Dropout acts in the last iteration
+    only. `gradient` changes the backward pass alone, for attacks: `constant-sparse` holds S and mu constant (dS = 0),
+    `straight-through` gives the soft threshold the derivative of the identity (dS = d(K - L + w); BPDA, Athalye et
+    al. 2018, arXiv 1802.00420), which leaves the way through the values. The true derivative of the threshold is 0
+    where it is not passed and 1 where it is, so the two stand on either side of it. Returns L after the last
+    iteration, (B, H, N, D).
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
@@ -166,8 +172,8 @@ def principal_attention(
 class MultiHeadAttention(nn.Module):
     """Base of our attentions, drop-in `attn_layer`s of timm's VisionTransformer: two linear layers around `attend`.
 
-    `qkv` gives `parts` tensors of width dim: queries, keys and values (3), or keys and values (2). Parameter names are timm's.
-    (B, N, dim) -> (B, N, dim).
+    `qkv` gives `parts` tensors of width dim: queries, keys and values (3), or keys and values (2). Parameter names
+    are timm's. (B, N, dim) -> (B, N, dim).
     """
 
     parts = 3
@@ -236,7 +242,9 @@ class SymmetricAttention(MultiHeadAttention):
 
 
 class RPCAttention(MultiHeadAttention):
-    """Attention computed by PAP: the parameters of symmetric or asymmetric attention, with `iterations` (n) and `lam` (lambda) as settings."""
+    """Attention computed by PAP: the parameters of symmetric or asymmetric attention, with `iterations` (n) and `lam`
+    (lambda) as settings.
+    """
 
     def __init__(self, dim: int, num_heads: int = 8, *, iterations: int, lam: float, **rest: Any) -> None:
         super().__init__(dim, num_heads, **rest)

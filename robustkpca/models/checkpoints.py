@@ -71,11 +71,12 @@ def load_classifier(
 ) -> Classifier:
     """A classifier by name, by file, or both.
 
-    `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a `checkpoint`, or what timm resolves,
-    `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given). `weights` chooses between a file's raw and EMA
-    weights. `iterations`, `lam` and `layers` complete or override the RPC settings of the file. `img_size` other than the file's
-    resamples the position embeddings. `classes` names the logits where the file does not. Loading is strict. What was done to
-    a file's weights is in the classifier's `notes`. Raises SpecError for unknown names, CheckpointError for files that do not fit.
+    `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a
+    `checkpoint`, or what timm resolves, `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given).
+    `weights` chooses between a file's raw and EMA weights. `iterations`, `lam` and `layers` complete or override the
+    RPC settings of the file. `img_size` other than the file's resamples the position embeddings. `classes` names the
+    logits where the file does not. Loading is strict. What was done to a file's weights is in the classifier's
+    `notes`. Raises SpecError for unknown names, CheckpointError for files that do not fit.
     """
     if checkpoint is None and model is None:
         raise SpecError("expected a model name or a checkpoint")
@@ -138,15 +139,15 @@ def complete_settings(
     about: str,
 ) -> ModelSettings:
     """Settings from the file where it has them, else from its tensors; RPC settings completed by the flags."""
-    own = file.settings
+    recorded = file.settings
     known: dict[str, Any] = {}
-    if own:
-        known = dict(own.get("rpc") or {})
-        if family is not None and family != own["family"]:
-            if not alike(family, own["family"]):
-                raise CheckpointError(f"{about}: expected {family}, got the weights of a {own['family']}")
-            own = {**own, "family": family}
-        family = own["family"]
+    if recorded:
+        known = dict(recorded.get("rpc") or {})
+        if family is not None and family != recorded["family"]:
+            if not alike(family, recorded["family"]):
+                raise CheckpointError(f"{about}: expected {family}, got the weights of a {recorded['family']}")
+            recorded = {**recorded, "family": family}
+        family = recorded["family"]
     elif file.args.get("robust"):
         known = {"iterations": file.args.get("num_iter"), "lambda": file.args.get("lambd"), "layers": None}
         layer = file.args.get("layer")
@@ -164,8 +165,8 @@ def complete_settings(
         raise SpecError(
             f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {family}"
         )
-    if own:
-        return ModelSettings.parse({**own, "rpc": rpc, **({"classes": classes} if classes else {})}, about)
+    if recorded:
+        return ModelSettings.parse({**recorded, "rpc": rpc, **({"classes": classes} if classes else {})}, about)
     return _infer_settings(file, family, rpc, heads, classes, about)
 
 
@@ -195,18 +196,18 @@ def _infer_settings(
         ) from None
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
     scaled = {"blocks.0.attn.S": "scaled-vit", "blocks.0.attn.s": "scaled-vit-alpha"}
-    found = next((name for key, name in scaled.items() if key in state), "vit" if qkv == 3 * width else "symvit")
+    inferred = next((name for key, name in scaled.items() if key in state), "vit" if qkv == 3 * width else "symvit")
     if family is None:
-        family = found
-        if found == "symvit":
+        family = inferred
+        if inferred == "symvit":
             if "robust" not in args:
                 raise CheckpointError(
                     f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model"
                 )
             family = "rpc-symvit" if args["robust"] else "symvit"
-    elif not alike(family, found):
+    elif not alike(family, inferred):
         raise CheckpointError(
-            f"{about}: expected {family}, got the weights of a {found} (qkv has {qkv} rows, width {width})"
+            f"{about}: expected {family}, got the weights of a {inferred} (qkv has {qkv} rows, width {width})"
         )
     if heads is None:
         named = re.search(r"_(tiny|small|base)_", str(args.get("model", "")))
@@ -287,7 +288,7 @@ def _create_timm(name: str, img_size: int | None, **options: Any) -> Any:
 
 
 def _head(name: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The number of classes of a file, read from its classifier; nothing where timm does not say which layer that is."""
+    """The number of classes of a file, read from its last layer; nothing where timm does not say which that is."""
     config = timm.get_pretrained_cfg(name)
     layer = config.classifier if config else None
     layer = layer[0] if isinstance(layer, tuple | list) else layer
@@ -316,9 +317,9 @@ def _load_strictly(network: torch.nn.Module, state: Mapping[str, Tensor], what: 
         if expected[key].shape != state[key].shape
     ]
     faults = [
-        f"{len(found)} {kind} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
-        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-        if found
+        f"{len(keys)} {kind} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
+        for kind, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if keys
     ]
     if faults:
         raise CheckpointError(f"{what}: {'; '.join(faults)}")
@@ -326,7 +327,10 @@ def _load_strictly(network: torch.nn.Module, state: Mapping[str, Tensor], what: 
 
 
 def inspect(path: Path) -> list[tuple[str, str]]:
-    """What a weight file is, as (fact, value) lines, without building a model. Raises CheckpointError as `read` does."""
+    """What a weight file is, as (fact, value) lines, without building a model.
+
+    Raises CheckpointError as `read` does.
+    """
     try:
         file = read(path, "raw")
     except CheckpointError as error:

@@ -61,7 +61,9 @@ def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _own(network: nn.Module) -> nn.Module:
-    """The same network as modules of our own over the same memory: modes, `requires_grad` and `.grad` of the given one stay as they are."""
+    """The same network as modules of our own over the same memory: modes, `requires_grad` and `.grad` of the given
+    one stay as they are.
+    """
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     shared |= {id(b): b for b in network.buffers()}
     return copy.deepcopy(network, shared)
@@ -72,9 +74,10 @@ class Classifier(nn.Module):
 
     The weights are the given network's, not copied; its modes, `requires_grad` and `.grad` are left as they are.
 
-    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A network that
-    returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does, everywhere alike. Logits are float32; in
-    bfloat16 (see `variant`) the network's own weights and activations are rounded.
+    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A
+    network that returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does,
+    everywhere alike. Logits are float32; in bfloat16 (see `variant`) the network's own weights and activations are
+    rounded.
     """
 
     mean: Tensor
@@ -120,8 +123,10 @@ class Classifier(nn.Module):
     def variant(
         self, *, dtype: torch.dtype = torch.float32, compiled: bool = False, checkpointed: bool = False
     ) -> Classifier:
-        """The same model in another precision (float32 or bfloat16), compiled by `torch.compile`, or `checkpointed`: with each block's activations
-        computed again in the backward pass, which takes less memory and more time and changes no figure. Raises SpecError where it cannot be."""
+        """The same model in another precision (float32 or bfloat16), compiled by `torch.compile`, or `checkpointed`:
+        with each block's activations computed again in the backward pass, which takes less memory and more time and
+        changes no figure. Raises SpecError where it cannot be.
+        """
         if dtype not in DTYPES.values():
             raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
         new = self._over(self.network, self.settings, compiled)
@@ -181,9 +186,9 @@ class Classifier(nn.Module):
     def logits_of_normalized(self, images: Tensor) -> Tensor:
         """Logits of already normalised images, (B, C, H, W) -> (B, classes)."""
         batch = images.shape[0]
-        # Matrix libraries multiply few rows, and rows left over from blocks of four, with other kernels, which round otherwise.
-        # On the CPU a batch is filled up to a multiple of four, so that a sample's logits and gradient are the same to
-        # the bit in any batch (measured with one and two threads).
+        # Matrix libraries multiply few rows, and rows left over from blocks of four, with other kernels, which round
+        # otherwise. On the CPU a batch is filled up to a multiple of four, so that a sample's logits and gradient are
+        # the same to the bit in any batch (measured with one and two threads).
         if images.device.type == "cpu" and batch % _BLOCK:
             images = torch.cat([images, images[:1].expand(_BLOCK - batch % _BLOCK, *images.shape[1:])])
         if self.dtype == torch.bfloat16:

@@ -19,7 +19,8 @@ from robustkpca.models.attention import (
 )
 from robustkpca.models.settings import ModelSettings
 
-# What the layers of each family compute, before those of SCALED are scaled and those that the RPC settings name run PAP.
+# What the layers of each family compute, before those of SCALED are scaled and those that the RPC settings name run
+# PAP.
 ATTENTION: dict[str, Any] = {
     "vit": timm.layers.Attention,
     "symvit": SymmetricAttention,

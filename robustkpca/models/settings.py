@@ -131,8 +131,9 @@ class Preprocessing(Frozen):
 
 
 class ModelSettings(Frozen):
-    """Everything that builds a model. `family` is one of FAMILIES, `timm:NAME` (sizes are then timm's), or `own:NAME` for a network that the
-    caller built."""
+    """Everything that builds a model. `family` is one of FAMILIES, `timm:NAME` (sizes are then timm's), or `own:NAME`
+    for a network that the caller built.
+    """
 
     family: str
     preprocessing: Preprocessing

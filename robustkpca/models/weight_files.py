@@ -18,7 +18,8 @@ from torch import Tensor
 
 from robustkpca.errors import CheckpointError, brief
 
-_multiarray: Any = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray  # type: ignore[attr-defined]
+_numpy: Any = np  # its core moved in version 2
+_multiarray: Any = (_numpy.core if np.lib.NumpyVersion(np.__version__) < "2.0.0" else _numpy._core).multiarray
 RECORD_KEY = "robustkpca"  # the metadata entry of a safetensors file that holds the model's settings
 Which = Literal["raw", "ema"]
 # Where training scripts keep the weights, in the order they are looked for.
@@ -56,21 +57,21 @@ class Weights:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was done to the file's weights, for the receipt."""
-        found = []
+        lines = []
         if self.place:
-            found.append(f"weights from entry {self.place!r}")
+            lines.append(f"weights from entry {self.place!r}")
         if self.prefix:
-            found.append(f"prefix {self.prefix!r} taken off")
+            lines.append(f"prefix {self.prefix!r} taken off")
         if self.mean_std:
-            found.append("mean and std from the normaliser in the file")
-        return tuple(found)
+            lines.append("mean and std from the normaliser in the file")
+        return tuple(lines)
 
 
 def read(path: Path, which: Which = "raw") -> Weights:
     """The weights of a file: `raw` (what was optimised, the default) or `ema` (their moving average).
 
-    Raises CheckpointError for what is no weight file, is torn, does not hold the weights asked for, or is a pickle that asks for
-    more than plain data; there is no second try with unsafe unpickling.
+    Raises CheckpointError for what is no weight file, is torn, does not hold the weights asked for, or is a pickle
+    that asks for more than plain data; there is no second try with unsafe unpickling.
     """
     if not path.is_file():
         what = "a folder" if path.is_dir() else "nothing"
@@ -129,7 +130,8 @@ def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, A
         name = re.search(r"(?:GLOBAL|global|class) `?([\w.]+)", str(error))
         asks = f" It asks for {name[1]}." if name else ""
         raise CheckpointError(
-            f"{about}: not plain weights, and opening it could run code.{asks} Save `model.state_dict()` and use that file"
+            f"{about}: not plain weights, and opening it could run code.{asks} Save `model.state_dict()` and use "
+            "that file"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = brief(error).split(". ")[0]
@@ -142,11 +144,13 @@ def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, A
 
 def _choose(content: Mapping[str, Any], which: Which, about: str) -> tuple[dict[str, Tensor], str]:
     """The state dict asked for, and the entry it came from."""
-    found = {w: next((p for p in places if isinstance(content.get(p), Mapping)), None) for w, places in PLACES.items()}
-    place = found[which]
-    if place is None and any(found.values()):
-        other = "ema" if which == "raw" else "raw"
-        raise CheckpointError(f"{about}: it holds no {which} weights, only {found[other]!r}; say --weights {other}")  # type: ignore[index]
+    entries = {
+        w: next((p for p in places if isinstance(content.get(p), Mapping)), None) for w, places in PLACES.items()
+    }
+    place = entries[which]
+    if place is None and any(entries.values()):
+        other: Which = "ema" if which == "raw" else "raw"
+        raise CheckpointError(f"{about}: it holds no {which} weights, only {entries[other]!r}; say --weights {other}")
     if place is None and which == "ema":
         raise CheckpointError(
             f"{about}: it holds no ema weights ({', '.join(PLACES['ema'])}); it is one plain state dict"

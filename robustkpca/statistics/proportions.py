@@ -11,7 +11,10 @@ from scipy import stats
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share (Wilson 1927). 0 <= successes <= n, n >= 1. (scipy's comes with a test that takes a hundred times as long.)"""
+    """Wilson's score interval of a share (Wilson 1927). 0 <= successes <= n, n >= 1.
+
+    (scipy's comes with a test that takes a hundred times as long.)
+    """
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"expected 0 <= successes <= n and n >= 1, got {successes} of {n}")
     z = float(stats.norm.ppf(0.5 + confidence / 2))
@@ -23,7 +26,9 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first, `both` with both."""
+    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first, `both`
+    with both.
+    """
 
     n: int
     gained: int
@@ -44,8 +49,10 @@ class Paired:
         return (self.gained - self.lost) / self.n
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Interval of the difference of two paired shares: Wald's after one pair is added to each discordant cell, the rest to the others
-        (Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data", 2012)."""
+        """Interval of the difference of two paired shares: Wald's after one pair is added to each discordant cell,
+        the rest to the others (Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial
+        proportions based on paired data", 2012).
+        """
         n = self.n + 2
         gained, lost = (self.gained + 1) / n, (self.lost + 1) / n
         middle = gained - lost

@@ -1,9 +1,11 @@
-"""Training: a recipe (`recipes`), batches whose draws are keyed (`data`), the loop (`loop`), and what is kept of it (`state`).
+"""Training: a recipe (`recipes`), batches whose draws are keyed (`data`), the loop (`loop`), and what is kept of it
+(`state`).
 
     record = run("symvit", load_samples("digits", split="train"), Path("symvit.safetensors"))
 
-After each epoch the whole state goes to symvit.pth and the figures to symvit.csv. Since no draw hangs on what was drawn before, the same call
-goes on from there, and on one process ends with the same weights, to the bit, as if it had never been stopped.
+After each epoch the whole state goes to symvit.pth and the figures to symvit.csv. Since no draw depends on what was
+drawn before, the same call goes on from there, and on one process ends with the same weights, to the bit, as if it
+had never been stopped.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ def settings_for(
         "heads": heads,
         "rpc": rpc,
     }
-    found: ModelSettings = ModelSettings.parse(values, f"train {model}")
-    return found
+    settings: ModelSettings = ModelSettings.parse(values, f"train {model}")
+    return settings
 
 
 def preprocessing_of(images: torch.Tensor) -> Preprocessing:
@@ -134,17 +136,19 @@ def run(
     on_step: Callable[[int, int], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Train `model` on `samples` and write a checkpoint that needs nothing else to `out` (safetensors). Returns the record of the training.
+    """Train `model` on `samples` and write a checkpoint that needs nothing else to `out` (safetensors). Returns the
+    record of the training.
 
-    `recipe`, else the one of the data (`recipe_for`), changed by `overrides`. `start`: begin from these weights, of the same classes, and not
-    from fresh ones; its settings are then the model's, and `model`, `rpc`, `img_size` and the recipe's patch size say nothing. `holdout`
-    images, drawn with the seed, are kept out and scored after each epoch. `projection_loss`: that of kernel PCA on so many fixed images after
-    each epoch (mean over images, heads and layers; queries and keys as they are, where the paper's figure has a ViT that standardises them).
-    `workers`: processes that open pictures, where the recipe opens them (see Recipe). `here`: which of several processes this is; the batch is
-    divided among them, the first one writes. `board`: folder for TensorBoard.
+    `recipe`, else the one of the data (`recipe_for`), changed by `overrides`. `start`: begin from these weights, of
+    the same classes, and not from fresh ones; its settings are then the model's, and `model`, `rpc`, `img_size` and
+    the recipe's patch size say nothing. `holdout` images, drawn with the seed, are kept out and scored after each
+    epoch. `projection_loss`: that of kernel PCA on so many fixed images after each epoch (mean over images, heads and
+    layers; queries and keys as they are, where the paper's figure has a ViT that standardises them). `workers`:
+    processes that open pictures, where the recipe opens them (see Recipe). `here`: which of several processes this
+    is; the batch is divided among them, the first one writes. `board`: folder for TensorBoard.
 
-    The state beside `out` is gone on from unless `fresh`. Raises RunError when it is of other settings, data or seed, TrainingError at the
-    first loss or gradient that is not finite; the state of the last complete epoch stays.
+    The state beside `out` is gone on from unless `fresh`. Raises RunError when it is of other settings, data or seed,
+    TrainingError at the first loss or gradient that is not finite; the state of the last complete epoch stays.
     """
     recipe = (recipe or RECIPES[recipe_for(samples.name.partition(":")[0])]).but(**overrides or {})
     if start:
@@ -157,11 +161,11 @@ def run(
     settings, source = _inputs(model, samples, recipe, seed, rpc=rpc, start=start, img_size=img_size)
     labels = torch.from_numpy(samples.labels_for(settings))
     shuffled = torch.randperm(len(samples), generator=generator(seed, "holdout")).numpy()
-    kept = np.sort(shuffled[holdout:])
+    used = np.sort(shuffled[holdout:])
     held = samples.take(np.sort(shuffled[:holdout])) if holdout else None
-    order = Order(kept, recipe, seed, here)
+    order = Order(used, recipe, seed, here)
     steps = len(order.batches(1))
-    probe = samples.take(kept[:: max(1, len(kept) // projection_loss)][:projection_loss]) if projection_loss else None
+    probe = samples.take(used[:: max(1, len(used) // projection_loss)][:projection_loss]) if projection_loss else None
     request = plain(
         {
             "classes": settings.classes,
@@ -179,14 +183,14 @@ def run(
         state_file.unlink(
             missing_ok=True
         )  # not to be gone on from if this training breaks before it has a state of its own
-    found = None if fresh else load_state(state_file, request)
+    earlier = None if fresh else load_state(state_file, request)
     record: dict[str, Any] = {
         "recipe": recipe.model_dump(),
         "seed": seed,
-        "n": len(kept),
+        "n": len(used),
         "holdout": holdout,
         "start": start.weights if start else None,
-        "epochs": found["training"]["epochs"] if found else [],
+        "epochs": earlier["training"]["epochs"] if earlier else [],
         "data": {"name": samples.name, "hash": samples.content_hash},
         "device": device.partition(":")[0],
         "processes": here.world,
@@ -208,8 +212,8 @@ def run(
         analysis.attention_layers(Classifier(network, settings))  # raises where nothing is to be analysed
     with _together(here, device):
         trainer = Trainer(network, settings, recipe, steps=steps, seed=seed, device=device, here=here)
-        if found:
-            trainer.load(found)
+        if earlier:
+            trainer.load(earlier)
         before, began = epochs[-1]["seconds"] if epochs else 0.0, time.monotonic()
         for epoch in range(len(epochs) + 1, recipe.epochs + 1):
             batches = Batches(source, labels, epoch, order.batches(epoch))
@@ -274,7 +278,9 @@ def _inputs(
 
 
 def _projection_loss(classifier: Classifier, probe: Samples) -> float | None:
-    """Mean over images, heads and layers of kernel PCA's projection loss, of queries and keys as they are; None where it is not finite."""
+    """Mean over images, heads and layers of kernel PCA's projection loss, of queries and keys as they are; None where
+    it is not finite.
+    """
     heads = analysis.analyze(classifier, probe, ["loss"]).tables["heads"]
     mean = float(heads["projection_loss"].mean())
     return mean if math.isfinite(mean) else None
@@ -290,9 +296,9 @@ def _same_classes(samples: Samples, settings: ModelSettings) -> None:
     strange, absent = sorted(set(samples.classes) - set(names)), sorted(set(names) - set(samples.classes))
     if strange or absent:
         words = [
-            f"{len(found)} {what} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
-            for found, what in ((strange, "are unknown to it"), (absent, "are missing in the data"))
-            if found
+            f"{len(group)} {what} ({', '.join(group[:3])}{', ...' if len(group) > 3 else ''})"
+            for group, what in ((strange, "are unknown to it"), (absent, "are missing in the data"))
+            if group
         ]
         raise DataError(
             f"data {samples.name}: expected the {len(names)} classes of {settings.title}; {'; '.join(words)}"

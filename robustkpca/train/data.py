@@ -1,4 +1,4 @@
-"""What a training step is fed with: batches of uint8 images whose order and augmentation hang on (seed, epoch, place) alone."""
+"""Batches of uint8 images for training; order and augmentation depend on (seed, epoch, place) alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ View = tuple[int, int]
 
 @contextlib.contextmanager
 def keyed(seed: int, *key: object) -> Iterator[None]:
-    """The global generators of Python, NumPy and torch, of all of which timm draws, start from a key inside and are put back after."""
+    """The global generators of Python, NumPy and torch, of all of which timm draws, start from a key inside and are
+    put back after.
+    """
     before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm uses that one)
     number = key_number(seed, *key)
     random.seed(number)
@@ -60,7 +62,10 @@ def unaugmented(img_size: int, channels: int) -> Preprocessing:
 
 
 def augment(images: Tensor, recipe: Recipe, draws: Tensor) -> Tensor:
-    """Random crops of the zero-padded images and horizontal flips. (B, C, S, S), and draws (B, 3) in [0, 1) -> (B, C, S, S)."""
+    """Random crops of the zero-padded images and horizontal flips.
+
+    (B, C, S, S), and draws (B, 3) in [0, 1) -> (B, C, S, S).
+    """
     size = images.shape[-1]
     if recipe.crop_padding:
         pad = recipe.crop_padding
@@ -117,7 +122,7 @@ class Pictures:
                 with Image.open(path) as picture:
                     return self.transform(picture.convert("RGB"))
             except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-                raise DataError(f"image {path}: cannot be decoded ({error}); mend or remove it") from None
+                raise DataError(f"image {path}: cannot be decoded ({error}); fix or remove it") from None
 
 
 class Batches(Dataset[Batch]):
@@ -139,10 +144,11 @@ class Batches(Dataset[Batch]):
 
 
 class Order:
-    """Which images each process sees in which batch of an epoch. Of P processes, number r takes views r, r + P, ... of the epoch's order.
+    """Which images each process sees in which batch of an epoch. Of P processes, number r takes views r, r + P, ...
+    of the epoch's order.
 
-    So the processes' batches put together are those of one process. Repeated augmentation is timm's: with 256 images or more, an epoch has
-    as many views as the largest multiple of 256 that does not exceed the number of images.
+    So the processes' batches put together are those of one process. Repeated augmentation is timm's: with 256 images
+    or more, an epoch has as many views as the largest multiple of 256 that does not exceed the number of images.
     """
 
     def __init__(self, kept: NDArray[np.int64], recipe: Recipe, seed: int, here: Place) -> None:
@@ -158,15 +164,18 @@ class Order:
         )
 
     def batches(self, epoch: int) -> list[list[View]]:
-        """The last batch may be smaller. Mixing takes images in pairs: where it is on, an odd one at the end is left out."""
+        """The last batch may be smaller.
+
+        Mixing takes images in pairs: where it is on, an odd one at the end is left out.
+        """
         self.sampler.set_epoch(key_number(self.seed, "order", epoch))  # nothing but the seed of its shuffle
         rank, world = self.here.rank, self.here.world
         views = [(rank + i * world, int(self.kept[place])) for i, place in enumerate(self.sampler)]
         size = self.recipe.batch_size // world
-        found = [views[first : first + size] for first in range(0, len(views), size)]
+        batches = [views[first : first + size] for first in range(0, len(views), size)]
         if self.recipe.mixup or self.recipe.cutmix:
-            found = [batch[: len(batch) // 2 * 2] for batch in found]
-        found = [batch for batch in found if batch]
-        if not found:
+            batches = [batch[: len(batch) // 2 * 2] for batch in batches]
+        batches = [batch for batch in batches if batch]
+        if not batches:
             raise DataError("mixup and cutmix take images in pairs: expected an even batch of at least 2 a process")
-        return found
+        return batches

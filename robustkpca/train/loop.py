@@ -33,7 +33,10 @@ _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
-    """Everything that changes while a network is trained. Random draws of a step are keyed by (seed, epoch, step, process)."""
+    """Everything that changes while a network is trained.
+
+    Random draws of a step are keyed by (seed, epoch, step, process).
+    """
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class Trainer:
             self.wrapped = DistributedDataParallel(network, device_ids=[torch.device(device)] if cuda else None)
 
     def epoch(self, number: int, batches: Iterable[Batch], on_step: Callable[[int], None] | None = None) -> float:
-        """Train for epoch `number`, counted from 1; `on_step` is called with the number of each step. Returns the mean loss of an image.
+        """Train for epoch `number`, counted from 1; `on_step` is called with the number of each step. Returns the
+        mean loss of an image.
 
         Raises TrainingError at the first loss or gradient that is not finite; weights are then those before that step.
         """
@@ -132,7 +136,9 @@ class Trainer:
         return value
 
     def _plain(self, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
-        """The loss of a batch of images (B, C, S, S) in [0, 1], to be called; draws for erasing and mixing are made now."""
+        """The loss of a batch of images (B, C, S, S) in [0, 1], to be called; draws for erasing and mixing are made
+        now.
+        """
         inputs = (images - self.mean) / self.std
         if self.eraser:
             inputs = self.eraser(inputs)
@@ -180,13 +186,13 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a later process needs to go on, under the names of DeiT's checkpoints."""
-        found = {
+        parts = {
             "model": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "lr_scheduler": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
-        return found | ({"model_ema": self.ema.module.state_dict()} if self.ema else {})
+        return parts | ({"model_ema": self.ema.module.state_dict()} if self.ema else {})
 
     def load(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["model"])

@@ -15,10 +15,11 @@ from robustkpca.errors import SpecError, unknown
 
 
 class Recipe(Frozen):
-    """AdamW, linear warm-up, then cosine, and what is done to the images. Unless said otherwise, 0 and "" switch a thing off, as None does.
+    """AdamW, linear warm-up, then cosine, and what is done to the images. Unless said otherwise, 0 and "" switch a
+    thing off, as None does.
 
-    With `crop_area`, pictures are opened anew for each epoch and go through timm's transforms, in colour, normalised with ImageNet's mean
-    and std; without, all images are held in memory, with their own mean and std.
+    With `crop_area`, pictures are opened in every epoch and go through timm's transforms, in colour, normalised
+    with ImageNet's mean and std; without, all images are held in memory, with their own mean and std.
     """
 
     epochs: int = Field(ge=1)
@@ -84,7 +85,8 @@ class Recipe(Frozen):
             raise ValueError("expected crop_area or crop_padding, got both")
         if self.adversarial != "none" and (self.mixup or self.cutmix or self.erasing):
             raise ValueError(
-                f"{self.adversarial} attacks images with one label, in [0, 1]: expected mixup, cutmix and erasing 0 (--set mixup=0)"
+                f"{self.adversarial} attacks images with one label, in [0, 1]: expected mixup, cutmix and erasing 0 "
+                "(--set mixup=0)"
             )
         return self
 
@@ -144,22 +146,25 @@ def load_recipe(name: str) -> Recipe:
     if not name.endswith(".toml"):
         raise SpecError(unknown("recipe", name, [*RECIPES, "FILE.toml"]))
     try:
-        found = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # tomllib's and unicode's errors are ValueErrors
         raise SpecError(f"recipe {name}: {error}") from None
-    return Recipe.parse(found, f"recipe {name}")
+    return Recipe.parse(values, f"recipe {name}")
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts, values as TOML writes them; what is no TOML is a word. `["mixup=0.8", "ema=none"]` -> {"mixup": 0.8, "ema": "none"}."""
-    found: dict[str, Any] = {}
+    """`key=value` texts, values as TOML writes them; what is no TOML is a word.
+
+    `["mixup=0.8", "ema=none"]` -> {"mixup": 0.8, "ema": "none"}.
+    """
+    settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or key.strip() not in Recipe.model_fields:
             names = ", ".join(Recipe.model_fields)
             raise SpecError(f"--set: expected KEY=VALUE with one of {names}; got {text!r}")
         try:
-            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+            settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key.strip()] = value.strip()
-    return found
+            settings[key.strip()] = value.strip()
+    return settings

@@ -21,7 +21,10 @@ COLUMNS = ("epoch", "model", "train_loss", "lr", "holdout_accuracy", "seconds", 
 
 
 def companions(out: Path) -> tuple[Path, Path]:
-    """The state (.pth) and the log (.csv) beside a checkpoint `out`, whose folder is made. Raises SpecError where `out` can be no checkpoint."""
+    """The state (.pth) and the log (.csv) beside a checkpoint `out`, whose folder is made.
+
+    Raises SpecError where `out` can be no checkpoint.
+    """
     if out.is_dir():
         raise SpecError(f"--out: expected a file, {out} is a folder")
     if out.suffix != ".safetensors":
@@ -36,9 +39,11 @@ def companions(out: Path) -> tuple[Path, Path]:
 def save_state(
     path: Path, state: Mapping[str, Any], request: Mapping[str, Any], settings: ModelSettings, record: Mapping[str, Any]
 ) -> None:
-    """{model, model_ema, optimizer, lr_scheduler, scaler, epoch, args}, all plain data, with our own record as JSON beside them.
+    """{model, model_ema, optimizer, lr_scheduler, scaler, epoch, args}, all plain data, with our own record as JSON
+    beside them.
 
-    `epoch` is the last complete one, counted from 0, and `args` has the names of the authors' options, so that their code goes on from it.
+    `epoch` is the last complete one, counted from 0, and `args` has the names of the authors' options, so that their
+    code goes on from it.
     """
     recipe, rpc = record["recipe"], settings.rpc
     indices = rpc.indices(settings.depth or 0) if rpc else ()
@@ -72,25 +77,26 @@ def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         ours = json.loads(state[RECORD_KEY])
-        kept, training = ours["request"], ours["training"]
-        if rpc := kept["model"]["rpc"]:  # may be from before there was one way to write the layers
-            kept["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
+        before, training = ours["request"], ours["training"]
+        if rpc := before["model"]["rpc"]:  # may be from before there was one way to write the layers
+            before["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{path}: not the state of a training; remove it, or choose another --out") from None
-    if differ := _differences(kept, request):
+    if differ := _differences(before, request):
         more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise RunError(
-            f"{path} is the state of another training: {', '.join(differ[:3])}{more}; choose another --out, or begin anew with --fresh"
+            f"{path} is the state of another training: {', '.join(differ[:3])}{more}; choose another --out, or "
+            "start over with --fresh"
         )
     return {**state, "training": training}
 
 
-def _differences(kept: Any, now: Any, name: str = "") -> list[str]:
+def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     """What differs between two nested dicts, in words."""
-    if isinstance(kept, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*kept, *now])
-        return [d for k in keys for d in _differences(kept.get(k), now.get(k), f"{name}.{k}" if name else k)]
-    return [] if kept == now else [f"{name} was {_short(kept)}, now {_short(now)}"]
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        return [d for k in keys for d in _differences(before.get(k), now.get(k), f"{name}.{k}" if name else k)]
+    return [] if before == now else [f"{name} was {_short(before)}, now {_short(now)}"]
 
 
 def _short(value: Any) -> str:
@@ -100,8 +106,8 @@ def _short(value: Any) -> str:
 
 def plain(request: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back, so that it can be compared with what was kept."""
-    found: dict[str, Any] = json.loads(json.dumps(request))
-    return found
+    copy: dict[str, Any] = json.loads(json.dumps(request))
+    return copy
 
 
 def write_log(path: Path, epochs: list[dict[str, Any]]) -> None:

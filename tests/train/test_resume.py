@@ -103,7 +103,7 @@ def test_what_is_complete_is_not_trained_again_and_other_settings_are_refused(tm
     for change, message in (
         (
             {"overrides": {**quick, "lr": 1e-4}},
-            r"recipe.lr was .*, now 0.0001; choose another --out, or begin anew with --fresh",
+            r"recipe.lr was .*, now 0.0001; choose another --out, or start over with --fresh",
         ),
         ({"seed": 1}, "seed was 0, now 1"),
         ({"holdout": 5}, "holdout was 0, now 5"),
