@@ -1,6 +1,4 @@
-"""What models cost: parameters, operations, time and memory, forward and with the input gradient that an attack
-needs.
-"""
+"""What models cost: parameters, operations, time and memory, forward and with the input gradient of attacks."""
 
 from __future__ import annotations
 
@@ -90,9 +88,7 @@ def profile(classifiers: Sequence[Classifier], *, batch_size: int = 16, repeats:
 
 
 def untrained(name: str, *, rpc: RPCSettings | None = None, img_size: int = 224, num_classes: int = 1000) -> Classifier:
-    """A model of a named size (patch 16, ImageNet's normalisation) or timm's `timm:NAME`, with fresh weights: cost
-    does not depend on them.
-    """
+    """A model of a named size (patch 16, ImageNet's normalisation) or `timm:NAME`, with fresh weights."""
     family, size = split_name(name)
     side, mean, std = img_size, IMAGENET_MEAN, IMAGENET_STD
     if family.startswith("timm:"):
@@ -141,9 +137,7 @@ def medians(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of each task by `clock` (on CUDA: by events), all in turn in every round; the first round does not
-    count.
-    """
+    """Median seconds of each task, all in turn in every round; the first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(repeats + 1):
         for name, task in tasks.items():

@@ -1,5 +1,4 @@
-"""The parts of AutoAttack: torchattacks' APGD, targeted APGD, FAB and Square, each run on the samples it has not
-broken yet.
+"""The parts of AutoAttack: torchattacks' APGD, targeted APGD, FAB and Square, run on samples still unbroken.
 
 Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks",
 ICML 2020, arXiv 2003.01690. Steps and search are torchattacks'; what is ours is the loop around them: restarts and
@@ -23,9 +22,7 @@ Single = Callable[[Tensor, Tensor], Tensor]
 
 
 def _on_survivors(attack: Attack, images: Tensor, labels: Tensor, rounds: Iterable[Single]) -> Tensor:
-    """Run `rounds` one after the other, each on the samples still right; a sample no round breaks comes back as it
-    was.
-    """
+    """Run `rounds` in turn, each on the samples still correct; a sample that no round breaks comes back as it was."""
     attacked = images.clone()
     with torch.no_grad():
         right = attack.get_logits(images).argmax(1) == labels
@@ -65,9 +62,7 @@ class APGDT(torchattacks.APGDT):
 
 
 class FABT(torchattacks.FAB):
-    """Targeted FAB for each of the `n_classes` - 1 most likely wrong classes; an image further away than eps does not
-    count.
-    """
+    """Targeted FAB for each of the `n_classes` - 1 most likely wrong classes; images further than eps do not count."""
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         self.multi_targeted = True

@@ -8,9 +8,7 @@ from torchattacks.attack import Attack
 
 
 class UniformNoise(Attack):
-    """u + e, e uniform in [-eps, eps], clipped to [0, 1]: no attack, but the noise an attack of this size should
-    beat.
-    """
+    """u + e, e uniform in [-eps, eps], clipped to [0, 1]: the noise that an attack of this size should beat."""
 
     def __init__(self, model: nn.Module, eps: float = 8 / 255) -> None:
         super().__init__("UniformNoise", model)

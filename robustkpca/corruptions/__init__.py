@@ -1,5 +1,4 @@
-"""The 15 corruptions of ImageNet-C and its 4 extra ones, made on the fly (Hendrycks & Dietterich 2019, arXiv
-1903.12261).
+"""The 15 corruptions of ImageNet-C and its 4 extra ones, generated (Hendrycks & Dietterich 2019, arXiv 1903.12261).
 
 `apply.corrupt(images, name, severity, ids)` works in batches on the device of the images. Parameters are the
 published ones for 224 pixels. Lengths in pixels (radii, sigmas, displacements, trails) are multiplied by min(H, W) /

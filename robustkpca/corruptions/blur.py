@@ -92,8 +92,7 @@ def motion_blur(images: Tensor, severity: int, gens: Generators) -> Tensor:
 
 
 def zoom_blur(images: Tensor, severity: int, gens: Generators) -> Tensor:
-    """Mean of the image and of its enlargements about the centre by factors from 1 up to 1.11 ... 1.30 (linear
-    interpolation).
+    """Mean of the image and its enlargements about the centre by factors up to 1.11 ... 1.30 (linear interpolation).
 
     A zoom is a ratio, so it does not scale. The original crops whole pixels before it enlarges; here the centre is
     exact.

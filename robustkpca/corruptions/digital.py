@@ -19,9 +19,7 @@ from robustkpca.corruptions.fields import Generators, kernel_power, pixel_grid, 
 
 
 def _exact_mean(images: Tensor) -> Tensor:
-    """Mean over the pixels of each channel (b, C, 1, 1), summed in integers of 2^-30: no order of summation, no
-    rounding.
-    """
+    """Mean over the pixels of each channel (b, C, 1, 1), summed in integers of 2^-30, so in no order and exactly."""
     h, w = images.shape[-2:]
     total = (images.double() * 2**30).round().long().sum((2, 3), keepdim=True)
     return (total.double() / (h * w * 2**30)).to(images.dtype)

@@ -1,5 +1,4 @@
-"""Gaussian, shot, impulse and speckle noise (ImageNet-C, arXiv 1903.12261). None has a length, so none scales with the
-size.
+"""Gaussian, shot, impulse and speckle noise (ImageNet-C, arXiv 1903.12261). None scales with the image size.
 
 Each function takes images (b, C, H, W) float32 in [0, 1], a severity 1..5 and one generator per sample, and returns
 images of that shape, not yet clipped to [0, 1]. Each channel of each pixel has its own draw.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class Corruption(Protocol):
-    """A function of images float32 (b, C, H, W) in [0, 1], a severity from 1 to 5 and a generator (CPU) for each
-    sample.
+    """A function of images float32 (b, C, H, W) in [0, 1], a severity 1 to 5 and one CPU generator a sample.
 
     It returns images of that shape on the same device, not yet clipped to [0, 1]. Every random number comes from a
     sample's own generator, so that the result depends on no other sample.

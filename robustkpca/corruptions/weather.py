@@ -35,8 +35,7 @@ MUD = (63 / 255, 42 / 255, 20 / 255)
 
 
 def snow(images: Tensor, severity: int, gens: Generators) -> Tensor:
-    """Falling flakes over a whitened image: thresholded noise, enlarged and blurred along a steep trail, seen also
-    upside down.
+    """Falling flakes over a whitened image: thresholded noise, enlarged, blurred along a trail, also upside down.
 
     A flake is at least 1.5 pixels wide, whatever the size. The published layer is rounded to 8 bits before the blur;
     not here.

@@ -26,8 +26,7 @@ SUFFIX = ".pixels"
 
 
 class PixelCache:
-    """A folder of memory-mapped files, one for each set of pictures and way of preprocessing it, filled as pictures
-    are asked for.
+    """A folder of memory-mapped files, one for each data set and preprocessing, filled as pictures are read.
 
     `limit`: bytes that the folder may hold; to make room, the files go first that were not used for longest. A set
     that is larger than that, or a folder that cannot be written, is read without cache, and `on_notice` is told.
@@ -57,9 +56,7 @@ class PixelCache:
         return _CachedImages(plain, path, (n, preprocessing.channels, side, side))
 
     def _make(self, path: Path, size: int) -> None:
-        """See to it that the file is there, with all of its space reserved: a full disk must not show when a page is
-        written.
-        """
+        """Make the file with all of its space reserved: a full disk must not show when a page is written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.stat().st_size != size:
             others = sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)

@@ -125,9 +125,7 @@ class FileSamples(Samples):
 
 
 def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True) -> Tensor:
-    """A picture as float32 (C, S, S) in [0, 1]: colours, short side to S / crop_pct (unless not `resized`), centre
-    crop of S.
-    """
+    """A picture as float32 (C, S, S) in [0, 1]: short side to S / crop_pct (only if `resized`), centre crop of S."""
     picture = picture.convert("RGB" if to.channels == 3 else "L")
     short = int(to.img_size / to.crop_pct)
     if resized and min(picture.size) != short:

@@ -73,9 +73,7 @@ class Samples(ABC):
 
     @property
     def source_hash(self) -> str:
-        """SHA-256 (16 hex digits) that changes when a picture does, or is another's; for what is kept of the pictures
-        on this machine.
-        """
+        """SHA-256 (16 hex digits) that changes when a picture or its file does; the key of caches on this machine."""
         return self.content_hash
 
     @abstractmethod

@@ -1,5 +1,4 @@
-"""A model's attention as kernel PCA, layer by layer and head by head, over many images: the tables of `robustkpca
-analyze`.
+"""A model's attention as kernel PCA, by layer and head, over many images: the tables of `robustkpca analyze`.
 
 The model runs in float32 as in an evaluation; queries, keys and values are caught at each attention layer and
 analysed in float64 by `robustkpca.kpca.theory`. Only running means are kept, so the number of images costs no memory.
@@ -35,8 +34,7 @@ from robustkpca.models.classifier import Classifier
 
 @dataclass
 class Heads:
-    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also what it
-    pursued.
+    """What a layer attends with, (B, H, N, D) each: h = softmax(q k^T / sqrt(D)) v; for RPC-Attention also PAP's parts.
 
     `untrained`: in place of the values, a random linear map of the layer's inputs.
     """
@@ -106,9 +104,7 @@ def _loss(heads: Heads) -> Found:
 
 
 def _gamma(heads: Heads) -> Found:
-    """The eigenvector test, and the same test of untrained values: what alignment comes from keys and values having
-    the same inputs.
-    """
+    """The eigenvector test, and the same test of untrained values: what alignment comes from shared inputs alone."""
     tokens, axes = heads.v.shape[-2:]
     true = theory.gamma(heads.k, heads.v)
     scale = true.log_scale.exp()[..., None]
@@ -161,9 +157,7 @@ ANALYSES: dict[str, Callable[[Heads], Found]] = {
 
 
 class Mean:
-    """Running mean and standard error over images of a tensor's rows (Chan, Golub and LeVeque 1983), float64 on the
-    CPU.
-    """
+    """Running mean and standard error over images (Chan, Golub and LeVeque 1983), float64 on the CPU."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -219,9 +213,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables of one model (see TABLES; those without rows are absent), means over `n` images, and what to be
-    warned of.
-    """
+    """The tables of one model (see TABLES; those without rows are absent), means over `n` images, and warnings."""
 
     n: int
     layers: list[tuple[str, str]]  # name and attention class of each layer, in order
@@ -237,8 +229,7 @@ def analyze(
     batch_size: int = 20,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
-    """Kernel PCA of every attention layer of `classifier` on `samples`; see ANALYSES for what is computed (default:
-    all that apply).
+    """Kernel PCA of every attention layer on `samples`; `analyses` are names of ANALYSES (default: all that apply).
 
     `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention
     that an analysis needs.
@@ -278,8 +269,7 @@ def analyze(
 
 
 def attention_layers(classifier: Classifier, analyses: Sequence[str] = ()) -> tuple[list[Layer], list[tuple[str, str]]]:
-    """The layers that can be analysed, and name and class of what looks like attention but is of no class in
-    EXTRACTORS.
+    """The layers that can be analysed, and (name, class) of other modules that look like attention.
 
     Raises SpecError where there is none, or none that one of `analyses` needs.
     """
@@ -313,9 +303,7 @@ def _untrained(x: Tensor, v: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Iterator[None]:
-    """Within it, a pass of the model analyses its first `batch` images (the classifier may fill a batch up) in each
-    of `layers`.
-    """
+    """Inside, a pass analyses its first `batch` images (the classifier may fill a batch up) in each of `layers`."""
 
     def catch(layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         if kwargs.get("is_causal") or any(

@@ -1,6 +1,4 @@
-"""An analysis as people read it: tables of text for a terminal, and a folder with a Markdown page, figures, Parquet
-and CSV.
-"""
+"""An analysis for readers: tables of text for a terminal; a Markdown page with plots, Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -108,8 +106,7 @@ def write(
     warnings: Sequence[str] = (),
     logs: Sequence[Path] = (),
 ) -> list[Path]:
-    """Write the page, the figures it shows (also as SVG) and each table as Parquet and CSV; returns the files, the
-    page first.
+    """Write the page, its plots (also as SVG) and each table as Parquet and CSV; returns the files, page first.
 
     The tables and figures of an earlier analysis in `folder` that this one does not have are removed.
 

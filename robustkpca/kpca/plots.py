@@ -39,8 +39,7 @@ class Drawn(NamedTuple):
 
 
 def plot_loss(logs: Sequence[Path]) -> Drawn:
-    """Projection loss over training: CSV logs with columns epoch, model and projection_loss, a line for each model
-    and log.
+    """Projection loss over training: a line for each model of CSV logs (epoch, model, projection_loss).
 
     Rows without a loss are skipped. Raises DataError for a file that cannot be read, lacks a column or has no loss.
     """
@@ -125,8 +124,7 @@ def plot_gamma(gamma: pd.DataFrame, title: str) -> Drawn:
 
 
 def plot_pursuit(pursuit: pd.DataFrame) -> Drawn:
-    """Residual, sparsity and gradient norm over the iterations of PAP: a row for each model, a line for each layer,
-    mean over heads.
+    """Residual, sparsity and gradient norm over the iterations of PAP, mean over heads: a row a model, a line a layer.
 
     `pursuit`: the table of all models, with a column model.
     """
@@ -154,9 +152,7 @@ def plot_pursuit(pursuit: pd.DataFrame) -> Drawn:
 
 
 def _log_scale(axes: Axes, steps: Sequence[float]) -> None:
-    """A logarithmic axis of values, labelled at `steps` times powers of ten in plain digits: labels are not read as
-    mathematics.
-    """
+    """A logarithmic axis, labelled at `steps` times powers of ten in plain digits, not in mathematical text."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -105,8 +105,7 @@ def log_feature_norm(q: Tensor, k: Tensor) -> Tensor:
 
 
 def projection_loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """J = mean_i (||phi(q_i)||^2 - ||h_i||^2), the projection (reconstruction) loss of kernel PCA (section 2, check 1
-    there).
+    """J = mean_i (||phi(q_i)||^2 - ||h_i||^2), the projection (reconstruction) loss of kernel PCA (section 2, check 1).
 
     h is attention's output of these values. The feature norms are averaged as logarithms, so that only a J that
     itself is beyond float64 becomes inf; `log_feature_norm` still says how large. J is negative where the values are
@@ -164,8 +163,7 @@ def _centred_values(log_g: Tensor, v: Tensor) -> Tensor:
 
 
 def recover_axes(k: Tensor, v: Tensor) -> Scaled:
-    """a_dj = g(k_j) (v_jd - c_d): the coefficients that the values stand for, v_jd = a_dj / g(k_j) + a constant
-    (section 2, check 2).
+    """a_dj = g(k_j) (v_jd - c_d), the coefficients in the values v_jd = a_dj / g(k_j) + c_d (section 2, check 2).
 
     The constant c_d is lost in attention's output and fixed by sum_j a_dj = 0, which every eigenvector of K~ with a
     non-zero eigenvalue fulfils (derivation in the module's docstring). Divided by the largest g. (B, H, N, D) twice
@@ -177,8 +175,7 @@ def recover_axes(k: Tensor, v: Tensor) -> Scaled:
 
 
 def gamma(k: Tensor, v: Tensor, floor: float = 1e-3) -> Gamma:
-    """gamma_dj = [K~ a_d]_j / (N a_dj), the same number lambda_d for all tokens j if a_d is an eigenvector (section
-    2, check 2).
+    """gamma_dj = [K~ a_d]_j / (N a_dj): lambda_d for all tokens j if a_d is an eigenvector (section 2, check 2).
 
     Computed as [C P u_d]_j / (N g(k_j) u_jd) (see the module's docstring), divided by the largest 1 / g. The quotient
     says nothing where a_dj vanishes, and its mean over random values would not even exist. Since g > 0, a_dj vanishes
@@ -202,8 +199,7 @@ def gamma(k: Tensor, v: Tensor, floor: float = 1e-3) -> Gamma:
 
 
 def gamma_spread(values: Tensor, kept: Tensor) -> Spread:
-    """Mean and standard deviation of |gamma_i - gamma_j| over all pairs of kept tokens, per axis: the paper's figure
-    of check 2 (section 2).
+    """Mean and standard deviation of |gamma_i - gamma_j| over all pairs of kept tokens, per axis (section 2, check 2).
 
     With gamma sorted, the sum over pairs is sum_r (2 r - n + 1) gamma_(r), r = 0..n-1, and that of squares n sum
     gamma^2 - (sum gamma)^2 about any centre: N log N instead of N^2. `relative` divides by mean |gamma|, which makes

@@ -47,9 +47,7 @@ def _scaled_product(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 
 class _Clip(torch.autograd.Function):
-    """clamp(x, -t, t) for a t > 0 of size one in the last two dimensions, from whose result alone its backward reads
-    what was clipped.
-    """
+    """clamp(x, -t, t), t > 0 of size one in the last two dimensions; its backward needs the result and t alone."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, t: Tensor) -> Tensor:
@@ -242,9 +240,7 @@ class SymmetricAttention(MultiHeadAttention):
 
 
 class RPCAttention(MultiHeadAttention):
-    """Attention computed by PAP: the parameters of symmetric or asymmetric attention, with `iterations` (n) and `lam`
-    (lambda) as settings.
-    """
+    """Attention by PAP: the parameters of (a)symmetric attention, with settings `iterations` (n) and `lam` (lambda)."""
 
     def __init__(self, dim: int, num_heads: int = 8, *, iterations: int, lam: float, **rest: Any) -> None:
         super().__init__(dim, num_heads, **rest)

@@ -61,9 +61,7 @@ def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _own(network: nn.Module) -> nn.Module:
-    """The same network as modules of our own over the same memory: modes, `requires_grad` and `.grad` of the given
-    one stay as they are.
-    """
+    """Modules of our own over the same memory: the given network keeps its modes, `requires_grad` and `.grad`."""
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     shared |= {id(b): b for b in network.buffers()}
     return copy.deepcopy(network, shared)

@@ -26,9 +26,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same samples: `gained` are right only with the second, `lost` only with the first, `both`
-    with both.
-    """
+    """Two models on the same samples: correct with the second only (`gained`), the first only (`lost`), or `both`."""
 
     n: int
     gained: int

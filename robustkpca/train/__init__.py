@@ -1,5 +1,4 @@
-"""Training: a recipe (`recipes`), batches whose draws are keyed (`data`), the loop (`loop`), and what is kept of it
-(`state`).
+"""Training: a recipe (`recipes`), batches with keyed draws (`data`), the loop (`loop`) and its state (`state`).
 
     record = run("symvit", load_samples("digits", split="train"), Path("symvit.safetensors"))
 
@@ -136,8 +135,7 @@ def run(
     on_step: Callable[[int, int], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Train `model` on `samples` and write a checkpoint that needs nothing else to `out` (safetensors). Returns the
-    record of the training.
+    """Train `model` on `samples`, write a self-contained checkpoint to `out` (safetensors), return its record.
 
     `recipe`, else the one of the data (`recipe_for`), changed by `overrides`. `start`: begin from these weights, of
     the same classes, and not from fresh ones; its settings are then the model's, and `model`, `rpc`, `img_size` and
@@ -278,9 +276,7 @@ def _inputs(
 
 
 def _projection_loss(classifier: Classifier, probe: Samples) -> float | None:
-    """Mean over images, heads and layers of kernel PCA's projection loss, of queries and keys as they are; None where
-    it is not finite.
-    """
+    """Mean over images, heads and layers of kernel PCA's projection loss; None where it is not finite."""
     heads = analysis.analyze(classifier, probe, ["loss"]).tables["heads"]
     mean = float(heads["projection_loss"].mean())
     return mean if math.isfinite(mean) else None

@@ -17,9 +17,7 @@ Model = Callable[[Tensor], Tensor]
 
 
 def divergence(clean: Tensor, moved: Tensor) -> Tensor:
-    """KL(p || p') of the softmax of two logits (B, K), the first one's expectation, averaged over the batch (equation
-    5 of TRADES).
-    """
+    """KL(p || p') of the softmax of two logits (B, K), p of the first, mean over the batch (equation 5 of TRADES)."""
     return F.kl_div(moved.log_softmax(-1), clean.log_softmax(-1), reduction="batchmean", log_target=True)
 
 
@@ -40,9 +38,7 @@ def ascend(loss: Model, images: Tensor, start: Tensor, *, eps: float, steps: int
 
 
 def pgd_examples(model: Model, images: Tensor, labels: Tensor, *, eps: float, steps: int) -> Tensor:
-    """Images that maximise the cross-entropy to `labels`, from a start drawn uniformly in the ball (torch's global
-    generator).
-    """
+    """Images that maximise the cross-entropy to `labels`, from a uniform start in the ball (global generator)."""
     start = images + torch.empty_like(images).uniform_(-eps, eps)
     return ascend(
         lambda moved: F.cross_entropy(model(moved), labels, reduction="sum"), images, start, eps=eps, steps=steps
@@ -50,9 +46,7 @@ def pgd_examples(model: Model, images: Tensor, labels: Tensor, *, eps: float, st
 
 
 def trades_examples(model: Model, images: Tensor, *, eps: float, steps: int) -> Tensor:
-    """Images that maximise the divergence from the clean answers, from a start 0.001 N(0, 1) away, as in the authors'
-    runs.
-    """
+    """Images that maximise the divergence from the clean predictions, from a start 0.001 N(0, 1) away (as the authors)."""
     with torch.no_grad():
         clean = model(images)
     start = images + 0.001 * torch.randn_like(images)
@@ -60,7 +54,5 @@ def trades_examples(model: Model, images: Tensor, *, eps: float, steps: int) -> 
 
 
 def trades_loss(clean: Tensor, moved: Tensor, labels: Tensor, *, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of the clean logits plus beta times the divergence from them; gradients flow through both logits,
-    (B, K).
-    """
+    """Cross-entropy of the clean logits plus beta times the divergence; gradients flow through both logits, (B, K)."""
     return F.cross_entropy(clean, labels, label_smoothing=label_smoothing) + beta * divergence(clean, moved)

@@ -32,9 +32,7 @@ View = tuple[int, int]
 
 @contextlib.contextmanager
 def keyed(seed: int, *key: object) -> Iterator[None]:
-    """The global generators of Python, NumPy and torch, of all of which timm draws, start from a key inside and are
-    put back after.
-    """
+    """Inside, the global generators of Python, NumPy and torch start from a key, for timm draws from all; then as before."""
     before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm uses that one)
     number = key_number(seed, *key)
     random.seed(number)
@@ -144,8 +142,7 @@ class Batches(Dataset[Batch]):
 
 
 class Order:
-    """Which images each process sees in which batch of an epoch. Of P processes, number r takes views r, r + P, ...
-    of the epoch's order.
+    """Which images each process sees in which batch: of P processes, number r takes views r, r + P, ... of the order.
 
     So the processes' batches put together are those of one process. Repeated augmentation is timm's: with 256 images
     or more, an epoch has as many views as the largest multiple of 256 that does not exceed the number of images.

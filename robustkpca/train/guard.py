@@ -16,9 +16,7 @@ def attention_modules(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def broken_forward(network: nn.Module, forward: Callable[[], Any]) -> str:
-    """Runs `forward`, which runs `network`, and says in words in which attention layer the first number that is not
-    finite came up.
-    """
+    """Run `forward`, which runs `network`; say in which attention layer the first number that is not finite arose."""
     seen: list[tuple[int, str, bool, bool]] = []
 
     def look(number: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -43,9 +41,7 @@ def broken_forward(network: nn.Module, forward: Callable[[], Any]) -> str:
 
 
 def broken_backward(network: nn.Module) -> str:
-    """Says in words where a gradient that is not finite came up: in which attention layer, the last one first, else
-    of which parameter.
-    """
+    """Say where a gradient that is not finite arose: in which attention layer, last first, else of which parameter."""
     layers = attention_modules(network)
     for number, (name, module) in reversed(list(enumerate(layers, start=1))):
         if not all(finite(p.grad) for p in module.parameters() if p.grad is not None):

@@ -83,8 +83,7 @@ class Trainer:
             self.wrapped = DistributedDataParallel(network, device_ids=[torch.device(device)] if cuda else None)
 
     def epoch(self, number: int, batches: Iterable[Batch], on_step: Callable[[int], None] | None = None) -> float:
-        """Train for epoch `number`, counted from 1; `on_step` is called with the number of each step. Returns the
-        mean loss of an image.
+        """Train for epoch `number`, from 1; `on_step` gets the number of each step. Returns the mean loss of an image.
 
         Raises TrainingError at the first loss or gradient that is not finite; weights are then those before that step.
         """
@@ -136,9 +135,7 @@ class Trainer:
         return value
 
     def _plain(self, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
-        """The loss of a batch of images (B, C, S, S) in [0, 1], to be called; draws for erasing and mixing are made
-        now.
-        """
+        """A function that gives the loss of images (B, C, S, S) in [0, 1]; erasing and mixing are drawn now."""
         inputs = (images - self.mean) / self.std
         if self.eraser:
             inputs = self.eraser(inputs)

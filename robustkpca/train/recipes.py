@@ -15,8 +15,7 @@ from robustkpca.errors import SpecError, unknown
 
 
 class Recipe(Frozen):
-    """AdamW, linear warm-up, then cosine, and what is done to the images. Unless said otherwise, 0 and "" switch a
-    thing off, as None does.
+    """AdamW, linear warm-up, then cosine, and what is done to the images. 0, "" and None switch a thing off.
 
     With `crop_area`, pictures are opened in every epoch and go through timm's transforms, in colour, normalised
     with ImageNet's mean and std; without, all images are held in memory, with their own mean and std.

@@ -39,8 +39,7 @@ def companions(out: Path) -> tuple[Path, Path]:
 def save_state(
     path: Path, state: Mapping[str, Any], request: Mapping[str, Any], settings: ModelSettings, record: Mapping[str, Any]
 ) -> None:
-    """{model, model_ema, optimizer, lr_scheduler, scaler, epoch, args}, all plain data, with our own record as JSON
-    beside them.
+    """Write {model, model_ema, optimizer, lr_scheduler, scaler, epoch, args}, plain data, and our record as JSON.
 
     `epoch` is the last complete one, counted from 0, and `args` has the names of the authors' options, so that their
     code goes on from it.
