@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from robustkpca.datasets.images import ArraySamples, FileSamples
 from robustkpca.datasets.samples import Samples
@@ -22,26 +26,32 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".ti
 
 def fashion_mnist(path: Path, split: str) -> Samples:
     """The four idx files of Fashion-MNIST, packed or not, in `path` or where torchvision puts them below it."""
+    from torchvision.datasets import mnist
+
     nested = path / "FashionMNIST" / "raw"
     folder = nested if nested.is_dir() else path
     stem = "train" if split == "train" else "t10k"
-    images, labels = _idx(folder / f"{stem}-images-idx3-ubyte"), _idx(folder / f"{stem}-labels-idx1-ubyte")
+    images = _idx(folder / f"{stem}-images-idx3-ubyte", mnist.read_image_file)
+    labels = _idx(folder / f"{stem}-labels-idx1-ubyte", mnist.read_label_file)
     if len(images) != len(labels):
         raise DataError(f"{folder}: {len(images)} images but {len(labels)} labels")
     ids = [f"{split}/{i:05d}" for i in range(len(images))]
-    return ArraySamples("fashion-mnist", ids, labels.astype(np.int64), FASHION_CLASSES, images)
+    return ArraySamples("fashion-mnist", ids, labels, FASHION_CLASSES, images)
 
 
-def _idx(path: Path) -> NDArray[np.uint8]:
-    """An idx file of unsigned bytes, packed or not."""
+def _idx(path: Path, read: Callable[[str], Tensor]) -> NDArray[Any]:
+    """An idx file of unsigned bytes, packed or not, through one of torchvision's readers, which take plain files."""
     packed = path.with_name(path.name + ".gz")
     try:
-        raw = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
-        dims = raw[3]
-        shape = np.frombuffer(raw, ">i4", dims, offset=4)
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape).copy()  # writable, as torch wants it
-    except (OSError, EOFError, IndexError, ValueError) as error:
-        raise DataError(f"{path}[.gz]: expected an idx file of Fashion-MNIST ({error})") from None
+        if path.is_file():
+            return read(str(path)).numpy()
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / path.name
+            plain.write_bytes(gzip.decompress(packed.read_bytes()))
+            return read(str(plain)).numpy()
+    except (OSError, EOFError, zlib.error, AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it does not begin as one"
+        raise DataError(f"{path}[.gz]: expected an idx file of Fashion-MNIST ({reason})") from None
 
 
 def cifar(path: Path, split: str, hundred: bool = False) -> Samples:

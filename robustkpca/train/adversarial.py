@@ -46,7 +46,7 @@ def pgd_examples(model: Model, images: Tensor, labels: Tensor, *, eps: float, st
 
 
 def trades_examples(model: Model, images: Tensor, *, eps: float, steps: int) -> Tensor:
-    """Images that maximise the divergence from the clean predictions, from a start 0.001 N(0, 1) away (as the authors)."""
+    """Images that maximise the divergence from the clean predictions, from 0.001 N(0, 1) away (as the authors do)."""
     with torch.no_grad():
         clean = model(images)
     start = images + 0.001 * torch.randn_like(images)

@@ -82,9 +82,31 @@ def test_idx_files_packed_and_not(tmp_path):
     (nested / "t10k-labels-idx1-ubyte").write_bytes(files["t10k-labels-idx1-ubyte"][:-1] + bytes([77]))
     with pytest.raises(DataError, match="expected labels from 0 to 9, got 1 to 77"):
         load_samples(f"fashion-mnist:{tmp_path / 'root'}")
-    (nested / "t10k-images-idx3-ubyte").write_bytes(files["t10k-images-idx3-ubyte"][:900])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "invalid literal"),
+        (b"\x00\x00\x08", "begin as one"),
+        (b"<html>not found</html>", "begin as one"),
+        (struct.pack(">BBBBiii", 0, 0, 8, 3, 5, 28, 28) + bytes(900), "shape '.5, 28, 28.' is invalid"),
+        (struct.pack(">BBBBiii", 0, 0, 8, 3, 1, 28, 28) + bytes(785), "shape '.1, 28, 28.' is invalid"),
+        (struct.pack(">BBBBiii", 0, 0, 13, 3, 1, 2, 2) + bytes(16), "torch.uint8 instead of torch.float32"),
+        (struct.pack(">BBBBi", 0, 0, 8, 1, 4) + bytes(4), "3 dimension instead of 1"),
+    ],
+)
+def test_what_is_no_idx_file_is_one_clear_line(tmp_path, raw, message):
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBi", 0, 0, 8, 1, 1) + b"\x03")
+    for name, content in (("t10k-images-idx3-ubyte", raw), ("t10k-images-idx3-ubyte.gz", gzip.compress(raw))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"t10k-images-idx3-ubyte.*idx file of Fashion-MNIST .*{message}") as error:
+            load_samples(f"fashion-mnist:{tmp_path}")
+        assert "\n" not in str(error.value)
+        (tmp_path / name).unlink()
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(raw + bytes(99))[:30])
     with pytest.raises(DataError, match="idx file"):
-        load_samples(f"fashion-mnist:{tmp_path / 'root'}")
+        load_samples(f"fashion-mnist:{tmp_path}")
 
 
 def test_a_folder_of_pictures(toyset):

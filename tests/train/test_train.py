@@ -110,7 +110,7 @@ def test_the_log_can_be_drawn_and_holds_the_projection_loss_of_kernel_pca(few, t
     assert set(rows["model"]) == {"ViT-micro"}
     assert rows["holdout_accuracy"].between(0, 1).all()
     assert rows["train_loss"].notna().all()
-    order = torch.randperm(100, generator=training.generator(0, "holdout")).numpy()
+    order = torch.randperm(100, generator=generator(0, "holdout")).numpy()
     kept = np.sort(order[20:])
     probe = few.take(kept[::10][:8])
     heads = analysis.analyze(load_classifier(checkpoint=out), probe, ["loss"]).tables["heads"]
