@@ -25,9 +25,9 @@ from robustkpca.models.classifier import Classifier
 from robustkpca.models.networks import build_network
 from robustkpca.models.settings import (
     CLASS_LISTS,
+    FAMILIES,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    PURSUING,
     SIZES,
     ModelSettings,
     Preprocessing,
@@ -107,7 +107,7 @@ def untrained(name: str, *, rpc: RPCSettings | None = None, img_size: int = 224,
             "width": width,
             "depth": depth,
             "heads": heads,
-            "rpc": rpc if family in PURSUING else None,
+            "rpc": rpc if family in FAMILIES and FAMILIES[family].pursues else None,
         },
         f"model {name}",
     )

@@ -51,7 +51,7 @@ NO_TORCH = {
     "report",
     "gate",
 }
-NO_TORCH_MODULES = {"models/settings.py", "kpca/page.py", "kpca/plots.py"}
+NO_TORCH_MODULES = {"models/families.py", "models/settings.py", "kpca/page.py", "kpca/plots.py"}
 HEAVY = ("torch", "torchattacks", "timm")
 
 

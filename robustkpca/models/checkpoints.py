@@ -19,6 +19,7 @@ from torch import Tensor
 from robustkpca.errors import CheckpointError, SpecError, brief, unknown
 from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
+from robustkpca.models.families import BUILT_IN, FAMILIES, alike
 from robustkpca.models.networks import build_network
 from robustkpca.models.settings import (
     CLASS_LISTS,
@@ -29,7 +30,6 @@ from robustkpca.models.settings import (
     TRAINED_AS,
     ModelSettings,
     RPCSettings,
-    alike,
     split_name,
 )
 from robustkpca.models.weight_files import RECORD_KEY, Weights, Which, read
@@ -155,7 +155,7 @@ def complete_settings(
             known["layers"] = "first" if layer == 0 else (layer + 1,)
         family = family or "rpc-symvit"
     rpc = None
-    if family in PURSUING:
+    if family is not None and family in FAMILIES and FAMILIES[family].pursues:
         merged = {"layers": "first", **known, **overrides}
         missing = [f"--{key}" for key in ("iterations", "lambda", "layers") if merged.get(key) is None]
         if missing:
@@ -195,8 +195,8 @@ def _infer_settings(
             f"it has {', '.join(list(state)[:5])}, ..."
         ) from None
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
-    scaled = {"blocks.0.attn.S": "scaled-vit", "blocks.0.attn.s": "scaled-vit-alpha"}
-    inferred = next((name for key, name in scaled.items() if key in state), "vit" if qkv == 3 * width else "symvit")
+    marked = (name for name, f in BUILT_IN.items() if f.mark and f"blocks.0.{f.mark}" in state)
+    inferred = next(marked, "vit" if qkv == 3 * width else "symvit")
     if family is None:
         family = inferred
         if inferred == "symvit":
@@ -205,7 +205,7 @@ def _infer_settings(
                     f"{about}: SymViT and RPC-SymViT have the same parameters; say which with --model"
                 )
             family = "rpc-symvit" if args["robust"] else "symvit"
-    elif not alike(family, inferred):
+    elif family in BUILT_IN and not alike(family, inferred):  # of others, strict loading has the last word
         raise CheckpointError(
             f"{about}: expected {family}, got the weights of a {inferred} (qkv has {qkv} rows, width {width})"
         )

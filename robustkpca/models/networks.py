@@ -17,26 +17,16 @@ from robustkpca.models.attention import (
     ScaledAttention,
     SymmetricAttention,
 )
+from robustkpca.models.families import FAMILIES
 from robustkpca.models.settings import ModelSettings
-
-# What the layers of each family compute, before those of SCALED are scaled and those that the RPC settings name run
-# PAP.
-ATTENTION: dict[str, Any] = {
-    "vit": timm.layers.Attention,
-    "symvit": SymmetricAttention,
-    "rpc-symvit": SymmetricAttention,
-    "rpc-vit": AsymmetricAttention,
-    "scaled-vit": AsymmetricAttention,
-    "scaled-vit-alpha": AsymmetricAttention,
-}
-SCALED: dict[str, Any] = {
-    "scaled-vit": lambda attention, tokens: ScaledAttention.of(attention, tokens=tokens),
-    "scaled-vit-alpha": lambda attention, tokens: AlphaScaledAttention.of(attention),
-}
 
 
 def build_network(settings: ModelSettings) -> nn.Module:
-    """The bare network of `settings` with fresh weights: normalised images (B, C, H, W) -> logits (B, classes)."""
+    """The bare network of `settings` with fresh weights: normalised images (B, C, H, W) -> logits (B, classes).
+
+    Raises:
+        SpecError: timm has no model of that name, or the family's builder returns no network.
+    """
     if settings.family.startswith("timm:"):
         name = settings.family.removeprefix("timm:")
         if name not in timm.list_models():
@@ -44,6 +34,49 @@ def build_network(settings: ModelSettings) -> nn.Module:
                 unknown("timm model", name, timm.list_models(name.split("_")[0] + "*") or ["see timm.list_models()"])
             )
         return timm.create_model(name, num_classes=settings.num_classes)
+    network = FAMILIES[settings.family].network(settings)
+    if not isinstance(network, nn.Module):
+        raise SpecError(f"model {settings.family}: expected a torch.nn.Module, got {type(network).__name__}")
+    return network
+
+
+def vit(settings: ModelSettings) -> nn.Module:
+    """timm's attention, softmax(Q K^T / sqrt(D)) V."""
+    return _transformer(settings, timm.layers.Attention)
+
+
+def symvit(settings: ModelSettings) -> nn.Module:
+    """Keys as queries; the layers that `settings.rpc` names run PAP."""
+    return _transformer(settings, SymmetricAttention)
+
+
+def asymmetric_vit(settings: ModelSettings) -> nn.Module:
+    """Queries of their own; the layers that `settings.rpc` names run PAP."""
+    return _transformer(settings, AsymmetricAttention)
+
+
+def scaled_vit(settings: ModelSettings) -> nn.Module:
+    """Scaled Attention S in every layer."""
+    network = _transformer(settings, AsymmetricAttention)
+    for block in _blocks(network):
+        block.attn = ScaledAttention.of(block.attn, tokens=network.patch_embed.num_patches + 1)
+    return network
+
+
+def scaled_vit_alpha(settings: ModelSettings) -> nn.Module:
+    """Scaled Attention alpha x Asym in every layer."""
+    network = _transformer(settings, AsymmetricAttention)
+    for block in _blocks(network):
+        block.attn = AlphaScaledAttention.of(block.attn)
+    return network
+
+
+def _blocks(network: VisionTransformer) -> list[Any]:
+    return list(network.blocks)
+
+
+def _transformer(settings: ModelSettings, attention: type[nn.Module]) -> VisionTransformer:
+    """timm's vision transformer with one class of attention, PAP in the layers that the RPC settings name."""
     assert settings.patch_size and settings.width and settings.depth and settings.heads  # ModelSettings sees to it
     network = VisionTransformer(
         img_size=settings.preprocessing.img_size,
@@ -55,14 +88,10 @@ def build_network(settings: ModelSettings) -> nn.Module:
         num_heads=settings.heads,
         qkv_bias=True,
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        attn_layer=ATTENTION[settings.family],
+        attn_layer=attention,
     )
-    blocks: list[Any] = list(network.blocks)
-    if settings.family in SCALED:
-        for block in blocks:
-            block.attn = SCALED[settings.family](block.attn, network.patch_embed.num_patches + 1)
-    if settings.rpc:
-        for i in settings.rpc.indices(len(blocks)):
-            block = blocks[i]
-            block.attn = RPCAttention.of(block.attn, iterations=settings.rpc.iterations, lam=settings.rpc.lam)
+    blocks = _blocks(network)
+    for i in settings.rpc.indices(len(blocks)) if settings.rpc else ():
+        assert settings.rpc
+        blocks[i].attn = RPCAttention.of(blocks[i].attn, iterations=settings.rpc.iterations, lam=settings.rpc.lam)
     return network

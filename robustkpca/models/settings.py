@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from robustkpca.config import Frozen
 from robustkpca.errors import SpecError, unknown
+from robustkpca.models.families import BUILT_IN, FAMILIES
 
 # (width, depth, heads). tiny, small and base are those of DeiT with patch 16 at 224 px; micro is the embedded models'.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -17,17 +18,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "small": (384, 12, 6),
     "base": (768, 12, 12),
 }
-FAMILIES: dict[str, str] = {
-    "vit": "ViT",
-    "symvit": "SymViT",
-    "rpc-symvit": "RPC-SymViT",
-    "rpc-vit": "RPC-ViT",
-    "scaled-vit": "Scaled ViT",
-    "scaled-vit-alpha": "Scaled ViT-alpha",
-}
-PURSUING = ("rpc-symvit", "rpc-vit")  # families with RPC-Attention
-# Families of the same parameters, which a file of weights alone cannot tell apart.
-ALIKE: tuple[tuple[str, ...], ...] = (("symvit", "rpc-symvit"), ("vit", "rpc-vit"))
+PURSUING = tuple(name for name, family in BUILT_IN.items() if family.pursues)  # ours with RPC-Attention
 TRAINED_AS = "trained as "  # begins the note of a model that runs with other RPC settings than it was trained with
 _ELSEWHERE = ("timm:", "hf-hub:", "own:")  # families whose shape is not in the settings
 # Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
@@ -38,6 +29,22 @@ CLASS_LISTS: dict[int, str] = {
     21843: "imagenet-21k-goog",
 }
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+__all__ = [
+    "CLASS_LISTS",
+    "FAMILIES",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "PURSUING",
+    "SIZES",
+    "TRAINED_AS",
+    "ModelSettings",
+    "Preprocessing",
+    "RPCSettings",
+    "parse_iterations",
+    "parse_layers",
+    "split_name",
+]
 
 
 class RPCSettings(Frozen):
@@ -131,8 +138,9 @@ class Preprocessing(Frozen):
 
 
 class ModelSettings(Frozen):
-    """Everything that builds a model. `family` is one of FAMILIES, `timm:NAME` (sizes are then timm's), or `own:NAME`
-    for a network that the caller built.
+    """Everything that builds a model.
+
+    `family` is one of FAMILIES, `timm:NAME` (sizes are then timm's), or `own:NAME` for a network that the caller built.
     """
 
     family: str
@@ -162,9 +170,9 @@ class ModelSettings(Frozen):
             raise ValueError("expected patch_size, width, depth and heads")
         if self.width and self.heads and self.width % self.heads:
             raise ValueError(f"expected heads that divide the width {self.width}, got {self.heads}")
-        if self.family in PURSUING and self.rpc is None:
+        if FAMILIES[self.family].pursues and self.rpc is None:
             raise ValueError("expected rpc settings: iterations, lambda and layers")
-        if self.family not in PURSUING and self.rpc is not None:
+        if not FAMILIES[self.family].pursues and self.rpc is not None:
             raise ValueError(f"rpc settings do not belong to {self.family}")
         return self
 
@@ -194,11 +202,6 @@ class ModelSettings(Frozen):
         """The title with all that decides RPC-Attention, e.g. `RPC-SymViT-tiny (4iter/layer1, lambda 4)`."""
         rpc = self.rpc
         return self.title if rpc is None else self.title.replace(rpc.label, f"{rpc.label}, lambda {rpc.lam:g}")
-
-
-def alike(a: str, b: str) -> bool:
-    """Whether the weights of one family are those of the other."""
-    return a == b or any({a, b} == set(pair) for pair in ALIKE)
 
 
 def split_name(name: str) -> tuple[str, str | None]:
