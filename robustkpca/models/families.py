@@ -14,17 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 from robustkpca.errors import SpecError
 from robustkpca.extensions import Registry
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from robustkpca.models.settings import ModelSettings
-
-    Builder = Callable[[ModelSettings], nn.Module]
+Builder = Callable[[Any], Any]  # ModelSettings -> nn.Module, neither of which this module knows
 
 
 @dataclass(frozen=True)
@@ -48,12 +43,12 @@ class Family:
     def __str__(self) -> str:
         return self.title
 
-    def network(self, settings: ModelSettings) -> nn.Module:
-        """A network of these settings with fresh weights."""
+    def network(self, settings: Any) -> Any:
+        """What the builder makes of these settings (ModelSettings)."""
         if not isinstance(self.build, str):
             return self.build(settings)
         module, _, name = self.build.partition(":")
-        return cast("Builder", getattr(import_module(module), name))(settings)
+        return getattr(import_module(module), name)(settings)
 
 
 BUILT_IN: dict[str, Family] = {
