@@ -30,7 +30,7 @@ class Family:
     build: gets the settings (`patch_size`, `width`, `depth` and `heads` are given) and returns a network with fresh
         weights, normalised images float32 (B, C, H, W) to logits (B, num_classes); or the `module:function` that does.
     pursues: whether it has RPC-Attention, and so needs RPC settings.
-    parameters_of: the family whose parameter names and shapes it shares. A file of weights alone cannot tell them apart.
+    parameters_of: the family whose parameter names and shapes it shares; weights alone cannot tell the two apart.
     mark: a parameter that only this family has, below a block, such as "attn.S".
     """
 
