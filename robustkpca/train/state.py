@@ -76,12 +76,12 @@ def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         ours = json.loads(state[RECORD_KEY])
-        kept, training = ours["request"], ours["training"]
-        if rpc := kept["model"]["rpc"]:  # may be from before there was one way to write the layers
-            kept["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
+        before, training = ours["request"], ours["training"]
+        if rpc := before["model"]["rpc"]:  # may be from before there was one way to write the layers
+            before["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{path}: not the state of a training; remove it, or choose another --out") from None
-    if differ := _differences(kept, request):
+    if differ := _differences(before, request):
         more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise RunError(
             f"{path} is the state of another training: {', '.join(differ[:3])}{more}; choose another --out, or "
