@@ -104,7 +104,8 @@ def run(
     here: Place = ALONE,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
-    """Run or resume every part of an experiment in `out`/<data>; `data` gives a `NAME` or `NAME:DIR` for each kind it needs."""
+    """Run or resume every part of an experiment in `out`/<data>; `data` gives a `NAME` or `NAME:DIR` for each kind it
+    needs."""
     given = {spec.partition(":")[0]: spec for spec in data}
     # A part that names no kind of data takes any: the only one given.
     needed = [part.data for part in experiment.part]

@@ -21,7 +21,8 @@ def write_whole(path: Path, write: Callable[[Path], Any], *, error: type[RobustK
         write: called with the temporary name, which it fills.
         error: what is raised, with one line that names `path`, where the file cannot be written.
     """
-    # The temporary name is this call's own: several processes may write one file at once, and the last to rename it wins.
+    # The temporary name is this call's own: several processes may write one file at once, and the last to rename it
+    # wins.
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -139,8 +139,9 @@ def medians(
 ) -> dict[str, float]:
     """Median seconds of each task, all in turn in every round; the first round does not count.
 
-    `clock` gives seconds; on CUDA events are used instead. torch.utils.benchmark.Timer would run a task twice before each
-    measurement, three passes where one is enough, and times one task after the other, which a slow minute distorts.
+    `clock` gives seconds; on CUDA events are used instead. torch.utils.benchmark.Timer would run a task twice before
+    each measurement, three passes where one is enough, and times one task after the other, which a slow minute
+    distorts.
     """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(repeats + 1):

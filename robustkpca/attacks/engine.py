@@ -78,8 +78,8 @@ class _Surface(nn.Module):
 
 @dataclass(frozen=True)
 class Draws:
-    """What decides the random numbers of an attack on a batch: the run's seed, the attack as rows name it, the budget, and
-    the ids of the B samples. Each sample's draws depend on its own id alone, where the attack lets them."""
+    """What decides the random numbers of an attack on a batch: the run's seed, the attack as rows name it, the budget,
+    and the ids of the B samples. Each sample's draws depend on its own id alone, where the attack lets them."""
 
     seed: int
     label: str
@@ -98,8 +98,8 @@ def attack(
 ) -> Tensor:
     """Attacked images, float32 (B, C, H, W) in pixels (outside [0, 1] where the threat model does not clip).
 
-    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `draws`: the budget, and what keys
-    every random number. A ball of radius 0 holds one image: eps 0 returns the images.
+    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `draws`: the budget, and what
+    keys every random number. A ball of radius 0 holds one image: eps 0 returns the images.
     """
     eps, ids = draws.eps, draws.ids
     if eps == 0 and threat.norm != "none":

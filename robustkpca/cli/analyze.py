@@ -24,14 +24,21 @@ from robustkpca.cli.options import (
     Limit,
     Seed,
     Weights,
+    Workers,
     complete_models,
 )
-from robustkpca.cli.show import err, print_table, show
-from robustkpca.cli.start import load, model_options, pick_device, progress_bar, split_loaded
+from robustkpca.cli.show import err, print_table, say, show
+from robustkpca.cli.start import interruptible, load, model_options, pick_device, progress_bar, split_loaded
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.progress import TaskID
+
     from robustkpca.datasets.samples import Samples
+    from robustkpca.evaluation.loop import Progress
+    from robustkpca.kpca.analysis import Analysis as Analysis_
     from robustkpca.models.classifier import Classifier
 
 
@@ -63,67 +70,61 @@ def analyze(
     classes: Classes = None,
     limit: Limit = 100,
     batch_size: Annotated[int, typer.Option(help="Images a batch; changes no result beyond rounding.")] = 20,
+    workers: Workers = None,
     seed: Seed = 0,
     device: Device = "auto",
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder of page, figures and tables. Default: one under runs/.")
     ] = None,
 ) -> None:
-    """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it pursues."""
+    """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it
+    pursues."""
     import pandas as pd
 
+    from robustkpca.datasets.sources import load_images
     from robustkpca.kpca import analysis
     from robustkpca.kpca import page as kpca_page
     from robustkpca.kpca.plots import read_log
     from robustkpca.runs.request import fingerprint
+    from robustkpca.runtime.place import place
 
     if not models and not checkpoint:
         raise SpecError("MODEL: expected at least one; see `robustkpca models`")
     for path in log or ():
         read_log(path)  # a fault in it is found before the work is done
     where = pick_device(device)
-    from robustkpca.datasets.sources import load_images
-
     samples = load_images(data, limit=limit, seed=seed)
-    loaded = load(
-        model_options(
-            models,
-            checkpoint,
-            iterations=iterations,
-            layers=layers,
-            classes=classes,
-            weights=weights,
-            lam=lam,
-            heads=heads,
-            img_size=img_size,
-        ),
-        where,
+    options = model_options(
+        models,
+        checkpoint,
+        iterations=iterations,
+        layers=layers,
+        classes=classes,
+        weights=weights,
+        lam=lam,
+        heads=heads,
+        img_size=img_size,
     )
-    usable, unusable = split_loaded(loaded)
+    usable, unusable = split_loaded(load(options, where))
     failed = [f"{m.title}: failed: {m.reason}" for m in unusable]
-    found: dict[str, list[pd.DataFrame]] = {}
-    warnings = list(failed)
     labels = _labels(usable)
     for model in usable:
         analysis.attention_layers(model, only or ())  # raises before another model's work is done
     receipt = _receipt(labels, samples, [*(only or analysis.ANALYSES)], seed, batch_size, where)
+    mark = fingerprint(receipt)[:8]
     if out_dir is None:
-        out_dir = Path("runs") / f"analysis-{fingerprint(receipt)[:8]}"
+        out_dir = Path("runs") / f"analysis-{mark}"
     kpca_page.claim(out_dir)
-    with progress_bar() as progress:
-        for label, model in labels.items():
-            bar = progress.add_task(label, total=len(samples))
-            result = analysis.analyze(
-                model,
-                samples,
-                only or (),
-                batch_size=batch_size,
-                on_progress=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
-            )
-            for name, table in result.tables.items():
-                table.insert(0, "model", label)
-                found.setdefault(name, []).append(table)
-            warnings += [f"{label}: {text}" for text in result.warnings]
+    results = _analyze(labels, samples, only or (), batch_size, out_dir / kpca_page.CHUNKS, mark, workers)
+    if place().rank > 0:
+        raise typer.Exit
+    found: dict[str, list[pd.DataFrame]] = {}
+    warnings = list(failed)
+    for label, result in results.items():
+        for name, table in result.tables.items():
+            table.insert(0, "model", label)
+            found.setdefault(name, []).append(table)
+        warnings += [f"{label}: {text}" for text in result.warnings]
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
     command = "robustkpca " + shlex.join(sys.argv[1:])
     files = kpca_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
@@ -140,6 +141,43 @@ def analyze(
     show(f"page, figures and tables: {files[0]}")
     if failed:
         raise typer.Exit(1)
+
+
+def _analyze(
+    labels: dict[str, Classifier],
+    samples: Samples,
+    only: Sequence[str],
+    batch_size: int,
+    chunks: Path,
+    mark: str,
+    workers: int | None,
+) -> dict[str, Analysis_]:
+    """The analysis of each model. What is done is kept in the folder `chunks`, from which the same command goes on."""
+    from robustkpca.evaluation.loop import Resources
+    from robustkpca.evaluation.passes import Keep
+    from robustkpca.kpca import analysis
+    from robustkpca.runtime.place import place
+
+    here, results = place(), {}
+
+    def kept() -> str:
+        return (
+            f"{len([*chunks.glob('*.safetensors')])} chunks are kept in {chunks}; the same command goes on from there"
+        )
+
+    with interruptible(kept), progress_bar(disable=here.rank > 0) as progress:
+        for number, (label, model) in enumerate(labels.items()):
+            bar = progress.add_task(label, total=len(samples))
+
+            def show(now: Progress, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=now.done, total=now.total)
+
+            resources = Resources(workers or 0, here=here, on_progress=show, on_notice=say)
+            keep = Keep(chunks, f"{mark}-{number}")
+            results[label] = analysis.analyze(
+                model, samples, only, batch_size=batch_size, keep=keep, resources=resources
+            )
+    return results
 
 
 def _labels(models: list[Classifier]) -> dict[str, Classifier]:

@@ -51,7 +51,8 @@ def diagnose(
     device: Device = "auto",
     out_dir: OutFolder = None,
 ) -> None:
-    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code 1: a finding says fail."""
+    """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code
+    1: a finding says fail."""
     from robustkpca.diagnosis.findings import findings
     from robustkpca.evaluation.plan import Plan
     from robustkpca.suites.suite import load_suite

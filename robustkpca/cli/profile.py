@@ -46,7 +46,8 @@ def profile(
     device: Device = "auto",
     out_file: Annotated[Path | None, typer.Option("--out", help="Also write the table: .csv or .md.")] = None,
 ) -> None:
-    """Parameters, operations, time and memory of models, beside the first of them. Names with a size need no weights."""
+    """Parameters, operations, time and memory of models, beside the first of them. Names with a size need no
+    weights."""
     import torch
 
     from robustkpca import profile
@@ -121,7 +122,8 @@ def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: s
 def _untrained(
     names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
 ) -> list[any_model.Model]:
-    """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and layers."""
+    """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and
+    layers."""
     from robustkpca.extensions import is_import_path
     from robustkpca.models.checkpoints import EMBEDDED, load_classifier
     from robustkpca.models.options import ModelOptions, load_model

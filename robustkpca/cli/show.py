@@ -87,7 +87,8 @@ def _styled(line: str) -> Text:
 
 
 def show_run(run: Run, *, verdicts: bool = False) -> bool:
-    """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters, not which model is better."""
+    """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters,
+    not which model is better."""
     from robustkpca.diagnosis.findings import findings, rules_of
     from robustkpca.report import run_tables
     from robustkpca.report.provenance import receipt_lines

@@ -1,4 +1,5 @@
-"""What comes before the work of a command: its device, samples and models; and the work's progress, interruption and announcement."""
+"""What comes before the work of a command: its device, samples and models; and the work's progress, interruption and
+announcement."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def pick_device(name: str) -> str:
-    """`auto` is CUDA where it works, else the CPU. Of several processes on one machine each takes a GPU of its own, or its share of the CPUs."""
+    """`auto` is CUDA where it works, else the CPU. Of several processes on one machine each takes a GPU of its own, or
+    its share of the CPUs."""
     import torch
 
     from robustkpca.runtime.place import divide_threads, place
@@ -115,7 +117,8 @@ def start(
     cache: Path | None = None,
     cache_limit: float = 0,
 ) -> Run:
-    """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back from here."""
+    """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back
+    from here."""
     from robustkpca.datasets.cache import PixelCache
     from robustkpca.evaluation.loop import Resources, carry_out
     from robustkpca.runtime.place import place

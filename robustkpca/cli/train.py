@@ -97,8 +97,8 @@ def train(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an interruption. For several processes:
-    torchrun --nproc-per-node N -m robustkpca train ..."""
+    """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an
+    interruption. For several processes: torchrun --nproc-per-node N -m robustkpca train ..."""
     from robustkpca import train as training
     from robustkpca.models.checkpoints import load_classifier
     from robustkpca.models.settings import PURSUING, RPCSettings, parse_layers, split_name

@@ -18,10 +18,10 @@ from robustkpca.suites.cell import CLEAN_CELL, Cell
 class SampleSet(ABC):
     """Samples in a fixed order. `ids[i]` is unique and stable (a path or an index).
 
-    `conditions[i]` says which cell a sample belongs to before anything perturbs it: clean, or a released corruption with
-    its severity. `expected` counts the samples of each condition that should be there; 0 stands for a part of the set that
-    is missing. `clusters[i]` names the document or graph that a sample depends on others through; None where samples are
-    drawn one by one. `ignored` are files that are no samples.
+    `conditions[i]` says which cell a sample belongs to before anything perturbs it: clean, or a released corruption
+    with its severity. `expected` counts the samples of each condition that should be there; 0 stands for a part of the
+    set that is missing. `clusters[i]` names the document or graph that a sample depends on others through; None where
+    samples are drawn one by one. `ignored` are files that are no samples.
     """
 
     task: ClassVar[str] = "classification"  # a name of `robustkpca.tasks.registry.TASKS`, or an import path

@@ -17,7 +17,8 @@ from robustkpca.models.settings import ModelSettings, Preprocessing
 
 
 class Samples(SampleSet):
-    """Images, labels and ids. `labels[i]` counts in `classes`; `among` restricts a model's answers to these class names.
+    """Images, labels and ids. `labels[i]` counts in `classes`; `among` restricts a model's answers to these class
+    names.
 
     `rest`: see SampleSet.
     """

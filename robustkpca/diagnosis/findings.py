@@ -1,8 +1,8 @@
 """Reasons not to believe a number: what the rows of a run and the health of its models give away.
 
-Each rule looks at one model of one run and says pass, warn or fail, or nothing where the run does not hold what it needs. The
-rules follow the checklists of Carlini et al., "On Evaluating Adversarial Robustness", 2019, arXiv 1902.06705, and Athalye et
-al. 2018, arXiv 1802.00420.
+Each rule looks at one model of one run and says pass, warn or fail, or nothing where the run does not hold what it
+needs. The rules follow the checklists of Carlini et al., "On Evaluating Adversarial Robustness", 2019, arXiv
+1902.06705, and Athalye et al. 2018, arXiv 1802.00420.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["RULES", "Finding", "attack_strength", "findings", "model_rules", "ru
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a model: `message` is what was seen, `advice` what it means and what to do (empty for a pass)."""
+    """What a rule says of a model: `message` is what was seen, `advice` what it means and what to do (empty for a
+    pass)."""
 
     level: Level
     rule: str

@@ -35,7 +35,8 @@ from robustkpca.tasks.jobs import Job
 
 @dataclass(frozen=True)
 class Progress:
-    """What has just been done, of how much, by all processes. One unit is one forward or backward pass of one sample."""
+    """What has just been done, of how much, by all processes. One unit is one forward or backward pass of one
+    sample."""
 
     model: str
     attack: str
@@ -243,8 +244,8 @@ def carry_out(plan: Plan, out: Path | str, resources: Resources | None = None) -
 
 
 def _suitable_workers(plan: Plan, here: Place) -> int:
-    """How many processes should decode ahead: what lies in memory needs none, and on the CPU more than one takes from the
-    model."""
+    """How many processes should decode ahead: what lies in memory needs none, and on the CPU more than one takes from
+    the model."""
     if plan.samples.in_memory:
         return 0
     return 1 if plan.request.device == "cpu" else min(8, max(1, cpus() // here.local_world))
@@ -266,8 +267,9 @@ def evaluate(
     their device. Interrupting loses at most the chunk in hand. Returns the run, complete except for what failed.
 
     `rest`: the fields of Options (`seed`, `batch_size`, `full_argmax`, `force`) and of Resources (`workers`, `cache`,
-    `here`, `on_progress`, `on_notice`), for those who do not build the two. Several processes that call it with one folder
-    share the work; those whose `here.rank` is above 0 do not wait for the others and may return an incomplete run.
+    `here`, `on_progress`, `on_notice`), for those who do not build the two. Several processes that call it with one
+    folder share the work; those whose `here.rank` is above 0 do not wait for the others and may return an incomplete
+    run.
     """
     options, resources = options or Options(), resources or Resources()
     for name, value in rest.items():

@@ -1,7 +1,7 @@
 """Passes of a model over samples as they are, chunk by chunk: for analysis and for training, with what evaluation has.
 
-Inputs are decoded ahead and cached, memory that ends halves the batch, and where results are kept in a folder, a pass goes on
-where it stopped and any number of processes share it.
+Inputs are decoded ahead and cached, memory that ends halves the batch, and where results are kept in a folder, a pass
+goes on where it stopped and any number of processes share it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,8 +66,8 @@ def over_chunks(
     """What `summarise` makes of each chunk of `batch_size` samples, in their order.
 
     compute: images (B, C, H, W) on the classifier's device -> tensors (B, ...), a row for each image; called with fewer
-    images at once where memory ends. summarise: those of a whole chunk, on the CPU, to what is kept of it. Raises DataError
-    for an image that cannot be read.
+    images at once where memory ends. summarise: those of a whole chunk, on the CPU, to what is kept of it. Raises
+    DataError for an image that cannot be read.
     """
     if batch_size < 1:
         raise SpecError(f"--batch-size: expected at least 1, got {batch_size}")
@@ -95,7 +96,7 @@ def over_chunks(
             if isinstance(inputs, DataError):
                 raise inputs
             images = inputs.to(classifier.device)
-            values = portions.whole(len(images), lambda size, images=images: _joined(compute, images, size))  # type: ignore[misc]
+            values = portions.whole(len(images), partial(_joined, compute, images))
             results[unit.samples.start] = summarise(values)
             if keep is not None:
                 keep.write(unit.samples.start, results[unit.samples.start])

@@ -45,8 +45,8 @@ def environment() -> dict[str, Any]:
 class Plan:
     """What is to be evaluated, checked before anything runs.
 
-    `models`: on their device; an Unusable one stands for weights that could not be loaded and is shown as failed. The task
-    is that of the samples.
+    `models`: on their device; an Unusable one stands for weights that could not be loaded and is shown as failed. The
+    task is that of the samples.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Plan:
         )
 
     def readers(self, cache: PixelCache | None) -> dict[int, Callable[[int], Tensor]]:
-        """For each model that can be used, a function from the number of a sample to its input as that model takes it."""
+        """For each model that can be used, a function from the number of a sample to its input as that model takes
+        it."""
         usable = {i: m for i, m in enumerate(self.models) if not isinstance(m, Unusable)}
         return {i: self.task.reader(self.samples, model, cache) for i, model in usable.items()}
 

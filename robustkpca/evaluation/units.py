@@ -28,8 +28,8 @@ class Unit:
 
 
 class _Decoded(torch.utils.data.Dataset[Tensor | DataError]):
-    """The inputs of each unit, so that a DataLoader's workers can decode ahead. An error is handed on as it is: a worker
-    would wrap it."""
+    """The inputs of each unit, so that a DataLoader's workers can decode ahead. An error is handed on as it is: a
+    worker would wrap it."""
 
     def __init__(self, units: Sequence[Unit], readers: Mapping[int, Reader]) -> None:
         self.units, self.readers = units, readers

@@ -59,7 +59,8 @@ class CellTolerance(Frozen):
 
 
 class Tolerances(Frozen):
-    """How many points a cell may lose, and how many it may gain before that is suspicious. Of the [[cell]] tables that match, the last decides."""
+    """How many points a cell may lose, and how many it may gain before that is suspicious. Of the [[cell]] tables that
+    match, the last decides."""
 
     tolerance: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False, strict=True)
     gain: float = Field(default=20.0, ge=0, le=100, allow_inf_nan=False, strict=True)
@@ -89,8 +90,9 @@ class Tolerances(Frozen):
 
 @dataclass
 class Verdict:
-    """What check found. `code` is the exit code; `reasons` say what regressed, or why nothing could be compared; `doubts` why the run is not
-    to be believed; `notes` are worth a look. `cells` has COLUMNS (figures in per cent, changes in points), empty where nothing was compared."""
+    """What check found. `code` is the exit code; `reasons` say what regressed, or why nothing could be compared;
+    `doubts` why the run is not to be believed; `notes` are worth a look. `cells` has COLUMNS (figures in per cent,
+    changes in points), empty where nothing was compared."""
 
     code: int
     cells: pd.DataFrame
@@ -121,10 +123,11 @@ def check(
 ) -> Verdict:
     """Has accuracy dropped anywhere since the baseline?
 
-    A cell regressed when its accuracy fell by more than its tolerance (points) and the fall is significant: one-sided exact McNemar test
-    on the same samples, Holm-adjusted over all cells, at level `alpha`. Likewise a gain beyond `Tolerances.gain` is suspicious. Every cell of
-    the baseline must be there and whole; runs that differ in threat model, data, seed or dtype are not comparable; and a run with broken
-    rows or a finding of level fail is not to be believed. `tolerances` replaces `tolerance` and gives cells limits of their own.
+    A cell regressed when its accuracy fell by more than its tolerance (points) and the fall is significant: one-sided
+    exact McNemar test on the same samples, Holm-adjusted over all cells, at level `alpha`. Likewise a gain beyond
+    `Tolerances.gain` is suspicious. Every cell of the baseline must be there and whole; runs that differ in threat
+    model, data, seed or dtype are not comparable; and a run with broken rows or a finding of level fail is not to be
+    believed. `tolerances` replaces `tolerance` and gives cells limits of their own.
     """
     if not (math.isfinite(tolerance) and 0 <= tolerance <= 100):
         raise SpecError(f"--tolerance: expected points from 0 to 100, got {tolerance}")
@@ -247,7 +250,8 @@ def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
 
 
 def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
-    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows, rows without a value."""
+    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows, rows without a
+    value."""
     models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
     reasons = []
     for model in models:

@@ -270,9 +270,9 @@ def analyze(
 ) -> Analysis:
     """Kernel PCA of every attention layer on `samples`; `analyses` are names of ANALYSES (default: all that apply).
 
-    `keep`: a folder for the results of chunks, from which the same call goes on, and through which several processes share
-    the work. `on_progress` is called with images done and images in all. Raises SpecError for a model without the attention
-    that an analysis needs.
+    `keep`: a folder for the results of chunks, from which the same call goes on, and through which several processes
+    share the work. `on_progress` is called with images done and images in all. Raises SpecError for a model without the
+    attention that an analysis needs.
     """
     layers, ignored = attention_layers(classifier, analyses)
     if broken := [name for name, p in classifier.network.named_parameters() if not p.isfinite().all()]:

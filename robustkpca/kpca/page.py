@@ -14,6 +14,7 @@ from robustkpca.kpca.plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
 
 PAGE = "analysis.md"
+CHUNKS = "chunks"  # folder of what was worked out, from which the same command goes on
 TABLES = ("heads", "gamma", "spectrum", "pursuit")
 _FIGURES = "figures"
 # A column of text: its title, the quantity (of the table `heads`) and the one it is to be compared with.
@@ -87,13 +88,13 @@ def model_views(tables: Mapping[str, pd.DataFrame], model: str) -> list[tuple[st
 
 
 def claim(folder: Path) -> None:
-    """Make `folder`, which must be new, empty, or an earlier analysis. Raises RunError."""
+    """Make `folder`, which must be new, empty, or an analysis, done or begun. Raises RunError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise RunError(f"--out {folder}: {error.strerror or error}") from None
-    if content and PAGE not in content:
+    if content - {CHUNKS} and PAGE not in content:
         raise RunError(
             f"--out {folder}: expected a new or empty folder or an earlier analysis; it holds something else"
         )

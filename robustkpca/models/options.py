@@ -22,7 +22,8 @@ EMBEDDED = "embedded"  # stands for no file in a list of checkpoints
 class ModelOptions:
     """Models by name, by file, or both, and the settings that all of them get.
 
-    names: embedded models, FAMILY[-SIZE], `timm:NAME`, `hf-hub:ID`, or an import path `package.module:object` that gives a
+    names: embedded models, FAMILY[-SIZE], `timm:NAME`, `hf-hub:ID`, or an import path `package.module:object` that
+    gives a
         Classifier. Without names, the checkpoints say what they are.
     checkpoints: a file for each name, in the same order, or none at all; EMBEDDED where a name needs no file.
     weights: which weights of a file that holds both.
@@ -65,7 +66,8 @@ class ModelOptions:
 
 
 def load_models(options: ModelOptions, device: str | torch.device = "cpu") -> list[Model | Unusable]:
-    """A classifier for each model and number of iterations, in this order. Of several models, one whose weights do not load is Unusable.
+    """A classifier for each model and number of iterations, in this order. Of several models, one whose weights do not
+    load is Unusable.
 
     Raises:
         SpecError: a name or setting that makes no sense; an import path that gives no Classifier.
@@ -130,7 +132,8 @@ def load_model(
 def _imported(
     path: str, file: str | None, options: ModelOptions, iterations: int | None, device: str | torch.device
 ) -> Model:
-    """What the code of others makes. A Classifier is taken as one of our own over the same weights; theirs is left as it is."""
+    """What the code of others makes. A Classifier is taken as one of our own over the same weights; theirs is left as
+    it is."""
     from robustkpca.models.classifier import Classifier
 
     settings: dict[str, Any] = {

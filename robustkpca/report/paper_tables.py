@@ -1,4 +1,5 @@
-"""Tables with the paper's rows and columns, from one or several runs, with the paper's own figures beside the measured ones."""
+"""Tables with the paper's rows and columns, from one or several runs, with the paper's own figures beside the measured
+ones."""
 
 from __future__ import annotations
 
@@ -103,8 +104,9 @@ class Table:
     def texts(
         self, *, intervals: bool = False, significance: bool = False, reference: bool = False, bold: str = "{}"
     ) -> pd.DataFrame:
-        """The table as text: fixed decimals, the best of a column in `bold`, on request with 95 % Wilson intervals, with marks of
-        significance against the first row, and with the paper's figures beside columns that have one (an empty one stays empty)."""
+        """The table as text: fixed decimals, the best of a column in `bold`, on request with 95 % Wilson intervals,
+        with marks of significance against the first row, and with the paper's figures beside columns that have one (an
+        empty one stays empty)."""
         marks = self.significance() if significance else {}
         published = self.published() if reference else {}
         columns: dict[str, list[str]] = {}
@@ -147,8 +149,8 @@ class Table:
         return f"{(max if column.higher else min)(figures):.{column.decimals}f}"
 
     def significance(self) -> dict[tuple[str, Column], str]:
-        """` *` where a model differs from the first row: the score's paired test on the same samples, Holm-adjusted over the
-        table."""
+        """` *` where a model differs from the first row: the score's paired test on the same samples, Holm-adjusted
+        over the table."""
         if not self.models:
             return {}
         first, cells, p_values = self.models[0], [], []
@@ -246,8 +248,8 @@ def _measures(run: Run) -> dict[str, tuple[str, Callable[[Run, str, Cell], Entry
 
 
 def attacks(runs: Sequence[Run]) -> Table:
-    """The score (of classification top-1 and top-5) under each attack at its highest budget, as the paper's table of attacked
-    ImageNet-1K."""
+    """The score (of classification top-1 and top-5) under each attack at its highest budget, as the paper's table of
+    attacked ImageNet-1K."""
     table = Table(f"{_title(runs)} under attack, highest perturbation{_unit(runs)}")
     for run in runs:
         for suite in run.suites:
@@ -292,8 +294,8 @@ def _unit(runs: Sequence[Run]) -> str:
 
 
 def corruptions(runs: Sequence[Run]) -> Table:
-    """Error per corruption (mean over severities), their mean, and mCE. Generated corruptions have no CE: they are not the
-    released ones."""
+    """Error per corruption (mean over severities), their mean, and mCE. Generated corruptions have no CE: they are not
+    the released ones."""
     table = Table("Corruption error, top-1 (%)")
     for run in runs:
         if _is_released(run):
@@ -365,8 +367,8 @@ def _robust_c(table: Table, run: Run) -> None:
 
 
 def runtime(runs: Sequence[Run]) -> Table:
-    """Parameters, and wall milliseconds a sample and budget, clean and under each attack, on the machine and batch size of the
-    run."""
+    """Parameters, and wall milliseconds a sample and budget, clean and under each attack, on the machine and batch size
+    of the run."""
     table = Table("Runtime")
     for run in runs:
         request, environment = run.request, run.manifest.environment

@@ -28,11 +28,11 @@ MOST = 10  # models in a figure of lines, and in the figure of examples
 
 
 def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
-    """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals; None without two
-    points, or with more than MOST models, whose lines nobody could tell apart.
+    """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals; None
+    without two points, or with more than MOST models, whose lines nobody could tell apart.
 
-    `long` is a table of checkpoints or over training runs (`trainings.shown_table`), here and below. Of a suite of several
-    attacks, the worst case; of corruptions, their mean, which has no band.
+    `long` is a table of checkpoints or over training runs (`trainings.shown_table`), here and below. Of a suite of
+    several attacks, the worst case; of corruptions, their mean, which has no band.
     """
     models, score = long["model"].unique(), run.task.score
     if len(models) > MOST:
@@ -134,8 +134,8 @@ def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
 
 
 def example_images(run: Run, suite: Suite) -> bytes | None:
-    """A row for each model, of several training runs the first: clean image, what was added (grey: nothing), and the attacked
-    image of a few samples; of MOST models at most. None where none were kept."""
+    """A row for each model, of several training runs the first: clean image, what was added (grey: nothing), and the
+    attacked image of a few samples; of MOST models at most. None where none were kept."""
     rows = []
     for model in [own[0] for own in groups(run).values()] if has_training_runs(run) else run.models:
         attack = _strongest(run, model, suite)

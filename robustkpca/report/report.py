@@ -1,4 +1,5 @@
-"""A report of stored runs: what the numbers say in words, tables, plots, findings, receipt. The same runs give the same bytes."""
+"""A report of stored runs: what the numbers say in words, tables, plots, findings, receipt. The same runs give the same
+bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from robustkpca.runs.run import Run
 
 
 def write(runs: Sequence[Run], path: Path) -> list[Path]:
-    """Write `path`.md with its figures beside it in `<stem>_files/`, or `path`.html, one self-contained file. Returns all files written."""
+    """Write `path`.md with its figures beside it in `<stem>_files/`, or `path`.html, one self-contained file. Returns
+    all files written."""
     if path.suffix not in (".md", ".html"):
         raise SpecError(f"--out: expected a file ending in .md or .html, got {path}")
     blocks: list[Block] = [Heading("Robustness report", 1)]

@@ -123,7 +123,8 @@ def _attacks_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
 
 
 def _breakers_view(run: Run, suite: Suite) -> View | None:
-    """How many samples each attack broke, and how many only it did; of several training runs, in all of them together."""
+    """How many samples each attack broke, and how many only it did; of several training runs, in all of them
+    together."""
     table = breakers(run)
     table = table[table["suite"] == suite.name]
     if table.empty:

@@ -1,5 +1,5 @@
-"""A run in words, generated from its numbers: which model is better, by how much, how sure, under which attack, and what was
-not run."""
+"""A run in words, generated from its numbers: which model is better, by how much, how sure, under which attack, and
+what was not run."""
 
 from __future__ import annotations
 

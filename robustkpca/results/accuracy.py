@@ -1,4 +1,5 @@
-"""From rows to numbers: the score of every cell with its interval, and worst cases. Every number is recomputed from rows."""
+"""From rows to numbers: the score of every cell with its interval, and worst cases. Every number is recomputed from
+rows."""
 
 from __future__ import annotations
 
@@ -107,9 +108,9 @@ def accuracy_table(run: Run) -> pd.DataFrame:
 
     Columns: model, suite, attack, budget, status ("complete", "not run", "incomplete k/n", "failed: ..."), n, correct,
     accuracy, low, high (95 % Wilson interval), top5, success_rate (of the samples that were right when clean, the share
-    wrong now). Shares in [0, 1], empty (NA) unless the cell is complete: n then is the whole set. A suite of several attacks
-    adds its worst case: a sample counts as right when it is right under every attack. For another task than classification
-    the score's own name and columns stand in place of accuracy.
+    wrong now). Shares in [0, 1], empty (NA) unless the cell is complete: n then is the whole set. A suite of several
+    attacks adds its worst case: a sample counts as right when it is right under every attack. For another task than
+    classification the score's own name and columns stand in place of accuracy.
     """
     results = results_of(run)
     return results.table.rename(columns={VALUE: results.score.name})
@@ -118,9 +119,9 @@ def accuracy_table(run: Run) -> pd.DataFrame:
 def worst_case(run: Run) -> pd.DataFrame:
     """For suites of several attacks: whether each sample is right under all of them, and which attacks broke it.
 
-    Columns: model, suite, budget, sample, correct, broken_by: "" when right, "clean" when wrong without an attack, else the
-    attacks that broke it, joined by commas, in the suite's order (in a cascade the first alone, as the others did not see
-    it). Only what is complete.
+    Columns: model, suite, budget, sample, correct, broken_by: "" when right, "clean" when wrong without an attack, else
+    the attacks that broke it, joined by commas, in the suite's order (in a cascade the first alone, as the others did
+    not see it). Only what is complete.
     """
     return results_of(run).broken.copy()
 

@@ -17,10 +17,10 @@ _made: WeakKeyDictionary[Run, dict[str, pd.DataFrame]] = WeakKeyDictionary()
 def compare(run: Run, baseline: str | None = None) -> pd.DataFrame:
     """Every model against the baseline row (the first unless named) on the same samples, cell by cell.
 
-    Columns: model, baseline, suite, attack, budget, n, difference (model minus baseline, in the score's unit: a share for an
-    accuracy), low, high (its 95 % interval, of accuracies Bonett and Price's), gained, lost (of accuracies), p_value (of
-    accuracies exact McNemar, two-sided), p_holm (Holm-adjusted over this table). Of a suite of several attacks the worst
-    case is compared, not its parts. Cells that are not complete for both are left out.
+    Columns: model, baseline, suite, attack, budget, n, difference (model minus baseline, in the score's unit: a share
+    for an accuracy), low, high (its 95 % interval, of accuracies Bonett and Price's), gained, lost (of accuracies),
+    p_value (of accuracies exact McNemar, two-sided), p_holm (Holm-adjusted over this table). Of a suite of several
+    attacks the worst case is compared, not its parts. Cells that are not complete for both are left out.
     """
     baseline = baseline or run.models[0]
     made = _made.setdefault(run, {})

@@ -1,4 +1,5 @@
-"""Corruptions: the mean over severities, corruption errors and mCE, worked out here and nowhere else. Errors are in per cent."""
+"""Corruptions: the mean over severities, corruption errors and mCE, worked out here and nowhere else. Errors are in per
+cent."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from robustkpca.runs.run import Run
 from robustkpca.suites.cell import RELEASED, Cell
 from robustkpca.suites.suite import Suite
 
-# AlexNet's top-1 error in %, mean over the five severities: what a corruption error (CE) is divided by (Hendrycks and Dietterich 2019).
+# AlexNet's top-1 error in %, mean over the five severities: what a corruption error (CE) is divided by (Hendrycks and
+# Dietterich 2019).
 ALEXNET: dict[str, float] = {
     "gaussian_noise": 88.6428,
     "shot_noise": 89.4468,
@@ -35,24 +37,26 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corruption_error(corruption: str, mean_error: float) -> float | None:
-    """CE in %: the mean error (%) over the severities by AlexNet's; None for a corruption without a published AlexNet error."""
+    """CE in %: the mean error (%) over the severities by AlexNet's; None for a corruption without a published AlexNet
+    error."""
     return 100 * mean_error / ALEXNET[corruption] if corruption in ALEXNET else None
 
 
 def mean_corruption_error(mean_errors: Mapping[str, float | None]) -> float | None:
-    """mCE in %: the mean CE over exactly the 15 corruptions, each normalised first. None when one of them is missing."""
-    values = [mean_errors.get(name) for name in ALEXNET]
-    if any(value is None for value in values):
+    """mCE in %: the mean CE over exactly the 15 corruptions, each normalised first. None when one of them is
+    missing."""
+    values = {name: value for name in ALEXNET if (value := mean_errors.get(name)) is not None}
+    if len(values) < len(ALEXNET):
         return None
-    return float(np.mean([100 * value / ALEXNET[name] for name, value in zip(ALEXNET, values, strict=True)]))  # type: ignore[operator]
+    return float(np.mean([100 * value / ALEXNET[name] for name, value in values.items()]))
 
 
 def corruption_table(run: Run) -> pd.DataFrame:
     """Errors of a run on released ImageNet-C: one row per model and corruption.
 
-    Columns: model, corruption, status, severity_1 ... severity_5 (error %), mean_error, ce. A corruption with a severity
-    missing or incomplete has the reason as its status, and neither mean nor CE: nothing is averaged over four. Severities
-    that are whole keep their number.
+    Columns: model, corruption, status, severity_1 ... severity_5 (error %), mean_error, ce. A corruption with a
+    severity missing or incomplete has the reason as its status, and neither mean nor CE: nothing is averaged over four.
+    Severities that are whole keep their number.
     """
     names = list(dict.fromkeys(c.attack.attack for c in run.conditions if c.attack.suite == RELEASED))
     if not names:
@@ -82,8 +86,8 @@ def _released(run: Run, model: str, corruption: str) -> dict[str, object]:
 
 
 def released_means(run: Run) -> pd.DataFrame:
-    """Of a run on released ImageNet-C: model (index), mean_error over the 15 corruptions and mce, in %; NA unless all 15
-    are complete."""
+    """Of a run on released ImageNet-C: model (index), mean_error over the 15 corruptions and mce, in %; NA unless all
+    15 are complete."""
     table = corruption_table(run)
     records = []
     for model, own in table.groupby("model", sort=False):

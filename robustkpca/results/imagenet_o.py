@@ -27,8 +27,9 @@ class Detection:
 def detection(score_in: ArrayLike, score_out: ArrayLike) -> Detection:
     """Areas and FPR95 of a score that is high for out-of-distribution samples.
 
-    AUPR depends on the ratio of the two counts, which is why both are kept. Computed by scikit-learn: average precision, area under the
-    ROC curve, and the smallest false positive rate with a true positive rate of at least 0.95.
+    AUPR depends on the ratio of the two counts, which is why both are kept. Computed by scikit-learn: average
+    precision, area under the ROC curve, and the smallest false positive rate with a true positive rate of at least
+    0.95.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
@@ -50,7 +51,8 @@ def detection(score_in: ArrayLike, score_out: ArrayLike) -> Detection:
 
 
 def detection_table(run: Run) -> pd.DataFrame:
-    """ImageNet-O: one row per model. The score is minus the largest softmax probability; top-1 accuracy means nothing here.
+    """ImageNet-O: one row per model. The score is minus the largest softmax probability; top-1 accuracy means nothing
+    here.
 
     Columns: model, status, aupr, auroc, fpr95 (shares), n_in, n_out.
     """

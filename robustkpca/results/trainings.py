@@ -22,9 +22,9 @@ from robustkpca.suites.cell import CLEAN_CELL
 def groups(run: Run) -> dict[str, list[str]]:
     """Labels of a run's models by what they are training runs of, in the order met.
 
-    Models of the same settings and other weights, trained with the same RPC settings, are training runs of one; mean and
-    std of the training images, which differ with the images drawn, do not count. The same weights again, or a model that
-    could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
+    Models of the same settings and other weights, trained with the same RPC settings, are training runs of one; mean
+    and std of the training images, which differ with the images drawn, do not count. The same weights again, or a model
+    that could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
     """
     members: dict[str, dict[str, str]] = {}
     titles: dict[str, str] = {}
@@ -58,8 +58,8 @@ def has_training_runs(run: Run) -> bool:
 
 
 def shown_table(run: Run) -> pd.DataFrame:
-    """Over training runs where a model has several, else of checkpoints: what tables and plots of a report show. Columns as
-    `Results.table`, or as `over_seeds` with `value` in place of the score's name."""
+    """Over training runs where a model has several, else of checkpoints: what tables and plots of a report show.
+    Columns as `Results.table`, or as `over_seeds` with `value` in place of the score's name."""
     return _over_training_runs(run) if has_training_runs(run) else results_of(run).table
 
 
@@ -67,8 +67,8 @@ def over_seeds(run: Run) -> pd.DataFrame:
     """The mean of every result over the training runs of a model (see `groups`), in the form of `accuracy_table`.
 
     Columns: model, seeds, suite, attack, budget, status, n, accuracy (mean), low, high (its 95 % interval:
-    `statistics.training_runs.over_seeds`; of one training run the score's own), top5 (mean), least, most. Empty (NA) unless
-    the cell is complete for every training run.
+    `statistics.training_runs.over_seeds`; of one training run the score's own), top5 (mean), least, most. Empty (NA)
+    unless the cell is complete for every training run.
     """
     return _over_training_runs(run).rename(columns={VALUE: run.task.score.name})
 
@@ -102,13 +102,13 @@ def _over_training_runs(run: Run) -> pd.DataFrame:
 def compare_seeds(run: Run) -> pd.DataFrame:
     """Every model of several training runs against the first of them, on the same samples, cell by cell.
 
-    A model that runs with other RPC settings than it was trained with is compared with the same training runs as they were
-    trained, where the run has them, training run by training run.
+    A model that runs with other RPC settings than it was trained with is compared with the same training runs as they
+    were trained, where the run has them, training run by training run.
 
     Columns: model, baseline, suite, attack, budget, n, difference (mean over training runs, model minus baseline), low,
-    high, p_value (`statistics.training_runs.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of several
-    attacks the worst case is compared, of a suite of corruptions the mean over all of them. Cells that are not complete are
-    left out. Empty where fewer than two models have several training runs.
+    high, p_value (`statistics.training_runs.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of
+    several attacks the worst case is compared, of a suite of corruptions the mean over all of them. Cells that are not
+    complete are left out. Empty where fewer than two models have several training runs.
     """
     results = results_of(run)
     several = {title: labels for title, labels in groups(run).items() if len(labels) > 1}
@@ -147,7 +147,8 @@ def _pairs(run: Run, several: dict[str, list[str]]) -> list[tuple[str, str, bool
 
 
 def contributions(results: Results, labels: list[str], column: Column) -> NDArray[np.float64]:
-    """(training runs, samples), samples in one order: what each adds to the score of a column. All of it is complete."""
+    """(training runs, samples), samples in one order: what each adds to the score of a column. All of it is
+    complete."""
     score = results.score
     if column.how == "mean":
         return np.stack([score.mean_contributions(results.parts(label, column)) for label in labels])

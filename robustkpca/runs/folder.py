@@ -2,8 +2,8 @@
 
     run.json                              what was asked for, and where it was begun
     rows/MODEL/PERTURBATION/FIRST.parquet the rows of the chunk that begins at sample number FIRST
-    records/MODEL/FIRST.json              times and failures of that chunk; records/MODEL/model.json: of the model as a whole
-    examples/MODEL/PERTURBATION.npz       a few samples to look at
+    records/MODEL/FIRST.json              times and failures of that chunk; records/MODEL/model.json: of the model as a
+    whole examples/MODEL/PERTURBATION.npz       a few samples to look at
     claims/                               who is working on what, see `robustkpca.runtime.claims`
 
 MODEL is the model's number in the request.

@@ -15,8 +15,8 @@ from robustkpca.config import Frozen
 class Record(Frozen):
     """Of one model, and of the chunk that begins at sample `first` (None: of the model as a whole).
 
-    times: by perturbation, wall seconds and how many samples times budgets they were for. failures: by perturbation, why it
-    could not be run. health: what `Task.health` returned.
+    times: by perturbation, wall seconds and how many samples times budgets they were for. failures: by perturbation,
+    why it could not be run. health: what `Task.health` returned.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -86,7 +86,8 @@ class Request(Frozen):
 
     @cached_property
     def conditions(self) -> dict[Cell, int]:
-        """The cells that need no perturbing (clean, or the conditions of a released set), and how many samples each has."""
+        """The cells that need no perturbing (clean, or the conditions of a released set), and how many samples each
+        has."""
         return {Cell.parse(attack, budget): n for attack, budget, n in self.data.conditions}
 
     @cached_property

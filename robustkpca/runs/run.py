@@ -63,8 +63,8 @@ class CellStatus:
 
 @dataclass(frozen=True)
 class Examples:
-    """A few samples at an attack's headline budget: images and what was added, float16 (K, C, H, W), in pixels; K labels
-    and predictions."""
+    """A few samples at an attack's headline budget: images and what was added, float16 (K, C, H, W), in pixels; K
+    labels and predictions."""
 
     budget: Any
     sample: NDArray[Any]
@@ -218,11 +218,14 @@ class Run:
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{where}: rows cannot be read, torn? ({brief(error)})") from None
         order = {cell.texts: i for i, cell in enumerate(self.cells)}
-        place = pd.MultiIndex.from_frame(frame[["perturbation", "budget"]]).map(order)
+        attacks, attack_names = pd.factorize(frame["perturbation"])
+        budgets, budget_names = pd.factorize(frame["budget"])
+        known = [[order.get((attack, budget), np.nan) for budget in budget_names] for attack in attack_names]
+        place = np.array(known).reshape(len(attack_names), len(budget_names))[attacks, budgets]
         ranks = frame["model"].map({m: i for i, m in enumerate(self.models)})
-        if len(frame) and (pd.isna(place).any() or ranks.isna().any()):
+        if len(frame) and (np.isnan(place).any() or ranks.isna().any()):
             raise RunError(f"{where}: it holds rows that its run.json does not name")
-        frame = frame.assign(_m=ranks, _c=np.asarray(place)).sort_values(["_m", "_c"], kind="stable")
+        frame = frame.assign(_m=ranks, _c=place).sort_values(["_m", "_c"], kind="stable")
         frame = frame.drop(columns=["_m", "_c"]).reset_index(drop=True)
         if frame.duplicated(["model", "perturbation", "budget", "sample"]).any():
             raise RunError(f"{where}: some samples occur twice in one cell")

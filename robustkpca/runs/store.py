@@ -86,9 +86,9 @@ class RunStore:
         )
 
     def read_rows(self, model: str, attack: AttackId, first: int, ids: Sequence[str]) -> pd.DataFrame | None:
-        """The rows of the chunk that begins at sample number `first`, if it is there and whole: each of its samples `ids`
-        once in each of the attack's cells, as this request asks for. None for a file that is torn or holds anything else,
-        and has to be made again."""
+        """The rows of the chunk that begins at sample number `first`, if it is there and whole: each of its samples
+        `ids` once in each of the attack's cells, as this request asks for. None for a file that is torn or holds
+        anything else, and has to be made again."""
         file = self.folder.rows(model, attack, first)
         try:
             table = read_table(file)

@@ -1,7 +1,7 @@
 """Random draws that depend on what is drawn for, never on what was drawn before.
 
-Each draw is keyed by (seed, purpose, sample id), so it is the same for any batch size, order, worker or process count, and after
-a resume. Draws are made on the CPU and moved, so that every device sees the same values.
+Each draw is keyed by (seed, purpose, sample id), so it is the same for any batch size, order, worker or process count,
+and after a resume. Draws are made on the CPU and moved, so that every device sees the same values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def generator(seed: int, *key: object) -> torch.Generator:
 
 @contextlib.contextmanager
 def seeded(seed: int, *key: object) -> Iterator[None]:
-    """The global generators start from a key inside, and are put back after: what a model draws itself is then repeatable."""
+    """The global generators start from a key inside, and are put back after: what a model draws itself is then
+    repeatable."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(key_number(seed, *key))
@@ -43,9 +44,9 @@ def seeded(seed: int, *key: object) -> Iterator[None]:
 class KeyedDraws(TorchFunctionMode):
     """Makes an attack on a batch equal the attacks on its samples, as far as the attack lets it.
 
-    Random numbers drawn for each sample of the batch come from one generator a sample; others from `shared(number)`, or are refused
-    where there is none. A mean cross-entropy becomes a sum: an attack looks at signs or at one sample's own gradient, and those then
-    do not depend, even in their last bit, on how many others there are.
+    Random numbers drawn for each sample of the batch come from one generator a sample; others from `shared(number)`, or
+    are refused where there is none. A mean cross-entropy becomes a sum: an attack looks at signs or at one sample's own
+    gradient, and those then do not depend, even in their last bit, on how many others there are.
     """
 
     active: ClassVar[KeyedDraws | None] = None
@@ -75,7 +76,8 @@ class KeyedDraws(TorchFunctionMode):
     @classmethod
     @contextlib.contextmanager
     def only(cls, indices: Tensor) -> Iterator[None]:
-        """Inside, the batch is those samples of it; draws that samples share begin anew, so that they do not depend on who is left."""
+        """Inside, the batch is those samples of it; draws that samples share begin anew, so that they do not depend on
+        who is left."""
         self = cls.active
         if self is None:
             yield
@@ -109,7 +111,8 @@ class KeyedDraws(TorchFunctionMode):
         return target.copy_(func(torch.empty(target.shape), *args, **kwargs, generator=self._shared(target.shape)))
 
     def _make(self, func: Callable[..., Any], shape: torch.Size) -> Tensor:
-        # Images have four dimensions: fewer are numbers that the batch shares, also when the first happens to be its size.
+        # Images have four dimensions: fewer are numbers that the batch shares, also when the first happens to be its
+        # size.
         if len(shape) == 4 and shape[0] == len(self.generators):
             return torch.stack([func(shape[1:], generator=g) for g in self.generators])
         drawn: Tensor = func(shape, generator=self._shared(shape))

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 Array = NDArray[np.float64]
 Transform = Literal["exp", "log"]
@@ -329,7 +329,7 @@ def _studentised(
             drawn.append((values - value) / np.sqrt((clusters * variances + variance) / (clusters + 1)))
     t = np.concatenate(drawn)
     left, right = np.quantile(t[~np.isnan(t)], [tail, 1 - tail], method="weibull")  # NaN: no denominator
-    student = float(stats.t.ppf(1 - tail, clusters - 1))
+    student = float(special.stdtrit(clusters - 1, 1 - tail))
     low, high = value - max(right, student) * error, value - min(left, -student) * error
     return max(bounds[0], float(low)), min(bounds[1], float(high))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from robustkpca.statistics.proportions import Paired, wilson
 
@@ -16,13 +16,14 @@ SHARES: Bounds = (0.0, 1.0)
 
 
 def over_seeds(scores: ArrayLike, confidence: float = 0.95, bounds: Bounds = SHARES) -> tuple[float, float, float]:
-    """Mean of a score over independently trained models, with an interval in which training runs and samples count as drawn.
+    """Mean of a score over independently trained models, with an interval in which training runs and samples count as
+    drawn.
 
     `scores`: (training runs >= 2, samples) within `bounds`, samples in one order. The variance is that of the mean over
     training runs plus that over samples of the score averaged over training runs, with Welch-Satterthwaite degrees of
-    freedom (Welch 1947). What training runs and samples do together is counted twice, so the interval is a little too wide
-    rather than too narrow. Cut to `bounds`. Where nothing varies: of shares Wilson's for the samples, else the mean alone.
-    All of `bounds` for one sample.
+    freedom (Welch 1947). What training runs and samples do together is counted twice, so the interval is a little too
+    wide rather than too narrow. Cut to `bounds`. Where nothing varies: of shares Wilson's for the samples, else the
+    mean alone. All of `bounds` for one sample.
     """
     values = _trainings(scores)
     mean = float(values.mean())
@@ -57,10 +58,10 @@ class SeedDifference:
     ) -> SeedDifference:
         """From two arrays (training runs >= 2, samples) of scores within `bounds`, their samples in the same order.
 
-        Interval and two-sided p as in `over_seeds`, of three variances: of each model's mean over its training runs, and
-        of the difference over samples. `paired`: both hold the same training runs in the same order, used in two ways; one
-        variance, of their differences, then stands for the first two. Where nothing varies, interval and p of shares are
-        those of one training run of each; one sample says nothing.
+        Interval and two-sided p as in `over_seeds`, of three variances: of each model's mean over its training runs,
+        and of the difference over samples. `paired`: both hold the same training runs in the same order, used in two
+        ways; one variance, of their differences, then stands for the first two. Where nothing varies, interval and p of
+        shares are those of one training run of each; one sample says nothing.
         """
         a, b = _trainings(first), _trainings(second)
         if a.shape[1] != b.shape[1]:
@@ -90,11 +91,11 @@ def _trainings(scores: ArrayLike) -> NDArray[np.float64]:
 def _reach(middle: float, draws: list[NDArray[np.float64]], confidence: float) -> tuple[float | None, float]:
     """How far the interval around `middle` reaches, and the two-sided p of its being 0, when its variance is the sum of
     those of the means of `draws`; None where they do not vary (beyond rounding)."""
-    parts = [float(stats.sem(values)) ** 2 for values in draws]
+    parts = [float(values.std(ddof=1) / math.sqrt(len(values))) ** 2 for values in draws]
     variance = sum(parts)
     if variance < 1e-24:
         return None, 1.0
     freedom = variance**2 / sum(v**2 / (len(values) - 1) for v, values in zip(parts, draws, strict=True))
     error = math.sqrt(variance)
-    p = 2 * float(stats.t.sf(abs(middle) / error, freedom))
-    return float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error, p
+    p = 2 * float(special.stdtr(freedom, -abs(middle) / error))
+    return float(special.stdtrit(freedom, 0.5 + confidence / 2)) * error, p

@@ -20,8 +20,8 @@ Through = Literal["full", "constant-sparse", "straight-through", "half-iteration
 
 
 class AttackSpec(Frozen):
-    """One attack of a suite: a method (see `robustkpca.attacks.registry.METHODS`; of a suite of corruptions, the name of
-    one), its parameters, and the way its gradient takes.
+    """One attack of a suite: a method (see `robustkpca.attacks.registry.METHODS`; of a suite of corruptions, the name
+    of one), its parameters, and the way its gradient takes.
 
     A parameter may be a multiple of the budget, written `"0.15 eps"`.
     """

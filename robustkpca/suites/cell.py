@@ -11,7 +11,8 @@ CLEAN = "clean"  # how rows and tables call samples as they are
 
 @dataclass(frozen=True)
 class AttackId:
-    """An attack by the suite it belongs to. `attack` is empty where the suite has a single one, and where nothing is attacked.
+    """An attack by the suite it belongs to. `attack` is empty where the suite has a single one, and where nothing is
+    attacked.
 
     Its text, `suite` or `suite/attack`, is what rows hold; a suite's name has no `/`.
     """

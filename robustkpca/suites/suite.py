@@ -1,7 +1,7 @@
 """Budgets, threat models and suites: what is attacked, how, and how much. Plain data, no torch.
 
-A suite is one TOML file. `attacks/` of the source tree travels in the wheel as `robustkpca/_suites`; a user's own file is
-given by its path. The working directory is never searched.
+A suite is one TOML file. `attacks/` of the source tree travels in the wheel as `robustkpca/_suites`; a user's own file
+is given by its path. The working directory is never searched.
 """
 
 from __future__ import annotations

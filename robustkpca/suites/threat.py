@@ -69,8 +69,8 @@ class Ball(Threat):
     """An L-p ball around the image. eps is in the units of `space`.
 
     space: `pixel` (images in [0, 1]) or `normalized` (after mean and std). clip: whether values in the units of `space`
-    must stay in [0, 1]. norm: `none` bounds nothing; eps is then a parameter of the attack, such as the confidence of CW.
-    labels: what the attack drives the prediction away from, the `true` labels or the model's own clean predictions.
+    must stay in [0, 1]. norm: `none` bounds nothing; eps is then a parameter of the attack, such as the confidence of
+    CW. labels: what the attack drives the prediction away from, the `true` labels or the model's own clean predictions.
     """
 
     kind: Literal["ball"] = "ball"

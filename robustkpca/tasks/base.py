@@ -3,8 +3,8 @@
     samples -> Task.adapt -> Task.batch: one chunk of samples on one model -> clean rows -> each Perturbation.apply
     -> Batch.record predicts again on what came back, Perturbation.measure says how far it moved -> rows
 
-A row keeps the sufficient statistics of one sample. Its core columns (`robustkpca.runs.schema`) are the same for every task.
-Reading runs needs tasks without torch: so the modules of a task import torch only inside its methods.
+A row keeps the sufficient statistics of one sample. Its core columns (`robustkpca.runs.schema`) are the same for every
+task. Reading runs needs tasks without torch: so the modules of a task import torch only inside its methods.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class Options:
     """What an evaluation is asked for beside models, samples and suites.
 
-    `full_argmax`: answers among all of a model's classes, also where the data set's protocol restricts them. `force`: what
-    is known to give wrong numbers is run all the same, and marked.
+    `full_argmax`: answers among all of a model's classes, also where the data set's protocol restricts them. `force`:
+    what is known to give wrong numbers is run all the same, and marked.
     """
 
     seed: int = 0
@@ -48,8 +48,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Adapted:
-    """Models and suites as they will be run, in the order given. `notes`: what each model's record says beside its own notes.
-    `facts`: fields of the request's data that the task adds."""
+    """Models and suites as they will be run, in the order given. `notes`: what each model's record says beside its own
+    notes. `facts`: fields of the request's data that the task adds."""
 
     models: Sequence[Any]  # Model or Unusable
     suites: Sequence[Suite]
@@ -58,7 +58,8 @@ class Adapted:
 
 
 class Perturbation(ABC):
-    """How a kind of threat model is carried out. It returns inputs; whether they fool the model is for the task to say."""
+    """How a kind of threat model is carried out. It returns inputs; whether they fool the model is for the task to
+    say."""
 
     @abstractmethod
     def check(self, spec: AttackSpec, threat: Threat) -> None:
@@ -79,7 +80,8 @@ class Perturbation(ABC):
     def measure(
         self, batch: Batch, inputs: Tensor, threat: Threat, budget: Budget
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """How far each sample was moved (None: not measured), and for each flag the samples that raise it, bool (B,)."""
+        """How far each sample was moved (None: not measured), and for each flag the samples that raise it, bool
+        (B,)."""
         return None, {}
 
     def decided_by_batch(self, spec: AttackSpec) -> bool:
@@ -110,11 +112,13 @@ class Task(ABC):
         """By the kind of threat model (`robustkpca.suites.threat.THREATS`)."""
 
     def adapt(self, models: Sequence[Any], samples: SampleSet, suites: Sequence[Suite], options: Options) -> Adapted:
-        """Models and suites fitted to the samples and to each other. Raises for what cannot be run, before anything runs."""
+        """Models and suites fitted to the samples and to each other. Raises for what cannot be run, before anything
+        runs."""
         return Adapted(models, suites)
 
     def describe(self, model: Any) -> dict[str, Any]:
-        """Fields of the model's record (`robustkpca.runs.request.ModelRecord`) beside label, source, weights and notes."""
+        """Fields of the model's record (`robustkpca.runs.request.ModelRecord`) beside label, source, weights and
+        notes."""
         return {}
 
     @abstractmethod
@@ -130,7 +134,8 @@ class Task(ABC):
         return {}
 
     def right(self, rows: pd.DataFrame) -> pd.Series:
-        """Whether each sample is not (yet) lost, bool; of samples as they are, all that a perturbation could still break."""
+        """Whether each sample is not (yet) lost, bool; of samples as they are, all that a perturbation could still
+        break."""
         return ~rows["broken"].astype("boolean").fillna(False).astype(bool)
 
     def sound(self, rows: pd.DataFrame, models: Mapping[str, Any]) -> list[str]:

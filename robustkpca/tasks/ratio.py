@@ -15,8 +15,9 @@ from robustkpca.tasks.score import Comparison, Score
 class RatioScore(Score):
     """sum(numerator) / sum(denominator), its cluster the one of the rows. A subclass names the columns and the words.
 
-    `transform` turns the ratio into what is reported ("exp" for a perplexity of negative log-likelihoods). Intervals are
-    studentised cluster bootstraps, comparisons paired randomisation tests over clusters (`robustkpca.statistics.ratios`).
+    `transform` turns the ratio into what is reported ("exp" for a perplexity of negative log-likelihoods). Intervals
+    are studentised cluster bootstraps, comparisons paired randomisation tests over clusters
+    (`robustkpca.statistics.ratios`).
     """
 
     numerator: ClassVar[str]

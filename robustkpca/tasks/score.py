@@ -38,8 +38,8 @@ class Comparison:
 class Score(ABC):
     """A number made of rows. Each row holds the sufficient statistics of one sample, so any set of rows has a value.
 
-    Rows are data frames indexed by sample id, one row a sample. Values are in the score's own unit; `scale` brings them to
-    the one that is shown (an accuracy in [0, 1] is shown in per cent: scale 100, unit "%").
+    Rows are data frames indexed by sample id, one row a sample. Values are in the score's own unit; `scale` brings them
+    to the one that is shown (an accuracy in [0, 1] is shown in per cent: scale 100, unit "%").
     """
 
     name: ClassVar[str]  # the column of tables, e.g. "accuracy"
@@ -77,7 +77,8 @@ class Score(ABC):
 
     @abstractmethod
     def contributions(self, rows: pd.DataFrame) -> pd.Series:
-        """What each sample (or cluster) adds: a series whose mean is the value and whose spread is its sampling error."""
+        """What each sample (or cluster) adds: a series whose mean is the value and whose spread is its sampling
+        error."""
 
     def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
         """Values of `count_columns` and `extra_columns` for one cell; `clean`: the rows of the samples as they are."""

@@ -32,7 +32,8 @@ View = tuple[int, int]
 
 @contextlib.contextmanager
 def keyed(seed: int, *key: object) -> Iterator[None]:
-    """Inside, the global generators of Python, NumPy and torch start from a key (timm draws from all); then as before."""
+    """Inside, the global generators of Python, NumPy and torch start from a key (timm draws from all); then as
+    before."""
     before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm uses that one)
     number = key_number(seed, *key)
     random.seed(number)

@@ -1,6 +1,7 @@
 """The generated corruptions against the usual code for one image, benchmarks/corruption_reference.py, at 224 pixels.
 
-Frost is missing: the reference blends a photograph and ours a procedural texture; test_corruptions.py checks the weights.
+Frost is missing: the reference blends a photograph and ours a procedural texture; test_corruptions.py checks the
+weights.
 """
 
 from __future__ import annotations

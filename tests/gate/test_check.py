@@ -28,8 +28,8 @@ def baseline(samples, tmp_path):
 
 
 def variant(run: Run, *, request=None, rows=None, failures=None, softmaxed=None) -> Run:
-    """A copy of a run with another request, other rows, with failures of perturbations, or with outputs that are probabilities,
-    as if another run had made it."""
+    """A copy of a run with another request, other rows, with failures of perturbations, or with outputs that are
+    probabilities, as if another run had made it."""
     plain = run.request.plain
     for key, value in (request or {}).items():
         *parents, last = key.split(".")
@@ -194,7 +194,8 @@ def thousand(tmp_path_factory):
 
 
 def chances(draws: np.random.Generator, mean: float) -> np.ndarray:
-    """How likely each of 1,000 samples is right: most nearly always or nearly never, about 9 % of answers change from run to run."""
+    """How likely each of 1,000 samples is right: most nearly always or nearly never, about 9 % of answers change from
+    run to run."""
     return draws.beta(mean * 0.5, (1 - mean) * 0.5, 1000).clip(0.0, 1.0)
 
 

@@ -1,7 +1,9 @@
-"""Run by tests in a process of its own: evaluations by one or several processes, killed at random moments and begun again.
+"""Run by tests in a process of its own: evaluations by one or several processes, killed at random moments and begun
+again.
 
-Arguments: what to evaluate, folder, kills, number of processes. Everything is imported once; each evaluation is a fork, so that many fit into a test. Writes to `folder`/whole
-without a kill, to `folder`/cut with them, and prints how many kills hit a running evaluation.
+Arguments: what to evaluate, folder, kills, number of processes. Everything is imported once; each evaluation is a fork,
+so that many fit into a test. Writes to `folder`/whole without a kill, to `folder`/cut with them, and prints how many
+kills hit a running evaluation.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Run by tests in a process of its own: one evaluation by two processes that are forks, or the command line beside another.
+"""Run by tests in a process of its own: one evaluation by two processes that are forks, or the command line beside
+another.
 
-Arguments: `forks` SCENARIO FOLDER, or `command` FOLDER ARGUMENTS... . The forks write to FOLDER/two what one process writes
-to FOLDER/one. Who wrote rows of an attack is noted in FOLDER/log, a line each: who, attack, first sample.
+Arguments: `forks` SCENARIO FOLDER, or `command` FOLDER ARGUMENTS... . The forks write to FOLDER/two what one process
+writes to FOLDER/one. Who wrote rows of an attack is noted in FOLDER/log, a line each: who, attack, first sample.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A second task in one file: signals of several values, a model that predicts each value, and the mean absolute error, a ratio
-of sums over signals that come in groups. Nothing in the package knows it."""
+"""A second task in one file: signals of several values, a model that predicts each value, and the mean absolute error,
+a ratio of sums over signals that come in groups. Nothing in the package knows it."""
 
 from typing import ClassVar
 

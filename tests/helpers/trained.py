@@ -1,7 +1,7 @@
 """Run by a test in a process of its own: trainings killed in the middle, gone on with, and shared by two processes.
 
-Argument: a folder, which gets `whole` (never stopped), `cut` (killed and gone on with), `one` and `two` (by so many processes). Each
-training is a fork.
+Argument: a folder, which gets `whole` (never stopped), `cut` (killed and gone on with), `one` and `two` (by so many
+processes). Each training is a fork.
 """
 
 import os

@@ -136,7 +136,8 @@ def test_the_model_is_left_as_it_was(noise):
 
 
 class Exact(nn.Module):
-    """Each row of an image is a token; attention in float64 whose values hold eigenvectors of one image's keys, axis d the (d % 6)-th."""
+    """Each row of an image is a token; attention in float64 whose values hold eigenvectors of one image's keys, axis d
+    the (d % 6)-th."""
 
     def __init__(self, image: Tensor) -> None:
         super().__init__()
@@ -332,3 +333,30 @@ def test_a_cosine_is_one_whatever_the_scale():
 
 def test_layers_without_pursuit_are_no_layers_that_were_not_run(noise):
     assert analyze(tiny("rpc-symvit", RPC), noise.take(np.arange(2)), ["pursuit"]).warnings == []
+
+
+def test_an_interrupted_analysis_goes_on_and_halved_batches_change_nothing(tmp_path):
+    """Chunks that were done are not done again, torn ones are, and the tables are the same to the bit."""
+    model, samples = load_classifier("rpc-symvit"), load_samples("fashion-mnist", limit=11)
+    whole = analyze(model, samples, batch_size=4)
+    keep = Keep(tmp_path, "mark")
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 8:
+            raise Stop
+
+    with pytest.raises(Stop):
+        analyze(model, samples, batch_size=4, keep=keep, on_progress=stop)
+    kept = sorted(tmp_path.glob("*.safetensors"))
+    assert len(kept) == 2
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    done: list[int] = []
+    resumed = analyze(model, samples, batch_size=4, keep=keep, on_progress=lambda n, total: done.append(n))
+    assert done[-1] == 11
+    halved = analyze(model, samples, batch_size=4, resources=Resources(on_notice=lambda text: None, workers=1))
+    for name, table in whole.tables.items():
+        pd.testing.assert_frame_equal(resumed.tables[name], table)
+        pd.testing.assert_frame_equal(halved.tables[name], table)

@@ -1,4 +1,5 @@
-"""Attention as kernel PCA against scikit-learn, against the definitions written out, and on layers whose answer is known."""
+"""Attention as kernel PCA against scikit-learn, against the definitions written out, and on layers whose answer is
+known."""
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_eigenvalues_and_projections_are_those_of_scikit_learn():
     found = theory.spectrum(theory.centred_gram(k[None, None]))
     np.testing.assert_allclose(found.eigenvalues[0, 0, :axes] * tokens, reference.eigenvalues_, rtol=1e-9)
 
-    # Axes of norm one as values: attention is the projection, up to the centring of the queries' features, one constant an axis.
+    # Axes of norm one as values: attention is the projection, up to the centring of the queries' features, one constant
+    # an axis.
     kappa, g_q, g_k = plain_kernels(q, k)
     a = reference.eigenvectors_ / np.sqrt(reference.eigenvalues_)
     h = kappa / g_q[:, None] @ (a / g_k[:, None])
@@ -145,7 +147,8 @@ def test_projection_loss_is_its_definition():
 
 
 def test_logarithms_carry_keys_whose_exponentials_do_not_fit():
-    # Orthogonal keys of one length L: g = e^(L^2/sqrt D) + N - 1, K~ = c (I - 11^T/N): N - 1 equal eigenvalues, at any length.
+    # Orthogonal keys of one length L: g = e^(L^2/sqrt D) + N - 1, K~ = c (I - 11^T/N): N - 1 equal eigenvalues, at any
+    # length.
     tokens = 8
     for length in (0.1, 1.0, 30.0, 300.0):
         k = length * torch.eye(tokens, dtype=torch.float64)[None, None]

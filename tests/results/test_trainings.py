@@ -266,7 +266,7 @@ def test_one_image_is_shown_for_what_it_is(tmp_path):
 
 def test_one_training_without_a_figure_leaves_the_mean_without_one(run):
     rows = run.rows
-    lost = (rows["model"] == run.models[1]) & (rows["attack"] == "fgsm") & (rows["budget"] == "8/255")
+    lost = (rows["model"] == run.models[1]) & (rows["perturbation"] == "fgsm") & (rows["budget"] == "8/255")
     torn = with_rows(run, rows[~lost])
     found = trainings.over_seeds(torn).set_index(["model", "attack", "budget"])
     cell = found.loc[("SymViT-w16d2h2", "fgsm", "8/255")]

@@ -55,7 +55,8 @@ class Accuracy(Score):
         return rows["correct"].astype(float)
 
     def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
-        """`correct`; `top5`, where it was recorded; `success_rate`: of the samples right when clean, the share wrong now."""
+        """`correct`; `top5`, where it was recorded; `success_rate`: of the samples right when clean, the share wrong
+        now."""
         details: dict[str, Any] = {"correct": int(rows["correct"].sum())}
         if "correct_top5" in rows and rows["correct_top5"].notna().all():
             details["top5"] = float(rows["correct_top5"].astype(bool).mean())

@@ -21,7 +21,8 @@ Models = Sequence[Classifier | Unusable]
 
 
 def adapt(models: Models, samples: Samples, suites: Sequence[Suite], options: Options) -> Adapted:
-    """Models that answer among the classes of the data set's protocol, suites less what a model has too few classes for.
+    """Models that answer among the classes of the data set's protocol, suites less what a model has too few classes
+    for.
 
     Raises DataError for classes that do not fit, SpecError for attacks that would give wrong numbers.
     """

@@ -21,16 +21,21 @@ DOUBLES = 8  # samples whose gradient is taken in float64 too
 def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: int = SAMPLES) -> dict[str, Any]:
     """Properties of a model on some clean samples, as plain numbers.
 
-    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,); `batch_size` bounds the memory and changes nothing else. Returns
+    images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,); `batch_size` bounds the memory and changes nothing else.
+    Returns
 
     - `n`, `correct`: samples, and how many are right; `finite`: whether every logit is
     - `softmaxed`: whether the logits are probabilities
-    - `random`: largest difference of two passes over the same images, as a share of the largest logit; `random_predictions`: answers that changed
+    - `random`: largest difference of two passes over the same images, as a share of the largest logit;
+    `random_predictions`: answers that changed
     - `batch`: the same difference for one image alone and in its batch
-    - `gradients`, `zero_gradients`, `broken_gradients`: samples looked at; those whose input gradient of the cross-entropy is zero, and not finite
-    - `cosine_worst`, `cosine_median`: cosine between input gradients of the cross-entropy in float32 and float64; None where there is none to compare,
+    - `gradients`, `zero_gradients`, `broken_gradients`: samples looked at; those whose input gradient of the
+    cross-entropy is zero, and not finite
+    - `cosine_worst`, `cosine_median`: cosine between input gradients of the cross-entropy in float32 and float64; None
+    where there is none to compare,
       or where the model cannot be run in float64 (`cosine_error` says why)
-    - `normalisations`: for other ways of normalising than the Classifier's, how many samples only [that way, the Classifier's] gets right
+    - `normalisations`: for other ways of normalising than the Classifier's, how many samples only [that way, the
+    Classifier's] gets right
     """
 
     def answers(x: Tensor, *, normalized: bool = False) -> Tensor:

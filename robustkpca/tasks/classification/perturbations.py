@@ -35,7 +35,8 @@ class BallAttack(Perturbation):
     def targets(self, batch: Batch, threat: Threat) -> Tensor:
         """Labels to drive away from, int64 (B,)."""
         assert isinstance(batch, ImageBatch) and batch.predictions is not None
-        # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is flagged.
+        # A clean prediction of -1 marks logits that were not finite: there the true label stands in, and the row is
+        # flagged.
         predicted = torch.where(batch.predictions < 0, batch.labels, batch.predictions)
         return batch.labels if _ball(threat).labels == "true" else predicted
 
