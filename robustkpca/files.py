@@ -31,6 +31,8 @@ def write_whole(path: Path, write: Callable[[Path], Any], *, error: type[RobustK
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as reason:
+        if isinstance(reason, FileNotFoundError) and path.exists():
+            return  # another process wrote the same in the meantime, and has removed what was left half written
         raise error(f"cannot write {path}: {reason.strerror or reason}") from None
     finally:
         with contextlib.suppress(OSError):

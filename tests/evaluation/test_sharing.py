@@ -11,6 +11,8 @@ import pytest
 
 from robustkpca.errors import RunError
 from robustkpca.evaluation.loop import evaluate
+from robustkpca.files import write_whole
+from robustkpca.runs import store
 from robustkpca.runs.records import Record, Summary
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
@@ -123,8 +125,6 @@ def test_what_was_left_half_written_is_removed_when_all_is_there(tmp_path):
 
 
 def test_two_processes_may_write_one_file_at_once(tmp_path):
-    from robustkpca.runs.files import write_whole
-
     def outer(part):
         part.write_text("outer")
         write_whole(tmp_path / "file", lambda other: other.write_text("inner"))
@@ -137,8 +137,6 @@ def test_two_processes_may_write_one_file_at_once(tmp_path):
 
 def test_two_requests_begun_in_one_moment_do_not_share_a_folder(tmp_path, monkeypatch):
     """Another process writes its run.json after ours was found to be missing."""
-    from robustkpca.runs import store
-
     evaluate([tiny()], noise(), FGSM, tmp_path / "other", batch_size=7, seed=1)
     write = store.write_whole
 

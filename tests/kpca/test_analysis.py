@@ -9,7 +9,10 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
+from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import DataError, SpecError
+from robustkpca.evaluation.loop import Resources
+from robustkpca.evaluation.passes import Keep
 from robustkpca.kpca import analysis, theory
 from robustkpca.kpca import page as kpca_page
 from robustkpca.kpca.analysis import EXTRACTORS, Mean, analyze
