@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,6 +129,8 @@ def analyze(
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
     command = "robustkpca " + shlex.join(sys.argv[1:])
     files = kpca_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
+    if place().alone:  # others may still read them
+        shutil.rmtree(out_dir / kpca_page.CHUNKS, ignore_errors=True)
     views = [view for label in labels for view in kpca_page.model_views(tables, label)]
     shown: list[tuple[str, pd.DataFrame, list[str]]] = []
     said: set[str] = set()
