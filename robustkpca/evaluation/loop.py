@@ -77,7 +77,8 @@ class _Evaluation:
         usable = sum(not isinstance(m, Unusable) for m in plan.models)
         self.passes = {job.id: job.passes(plan.task) for job in plan.jobs}
         self.total = usable * n * (1 + sum(self.passes.values()))
-        self.progress: dict[tuple[Unit, AttackId], float] = {}  # passes done, by whomever
+        self.counted: set[tuple[Unit, AttackId]] = set()  # what is done, by whomever, and counts in `passes_done`
+        self.passes_done = 0.0
         self.finished: set[Unit] = set()
         # What failed before this process began is tried again; what fails from now on has failed.
         self.old_failures = {(r.model, r.first): r.failures for r in self._records()}
@@ -199,14 +200,14 @@ class _Evaluation:
     # -- progress
 
     def _advance(self, unit: Unit, attack: AttackId) -> None:
-        passes = len(unit.samples) * self.passes.get(attack, 1.0)
-        if (unit, attack) not in self.progress:
-            self.progress[unit, attack] = passes
+        if (unit, attack) not in self.counted:
+            self.counted.add((unit, attack))
+            self.passes_done += len(unit.samples) * self.passes.get(attack, 1.0)
             self._show(self.plan.labels[unit.model], str(attack))
 
     def _show(self, model: str, attack: str) -> None:
         if self.resources.on_progress and self.resources.here.rank == 0:
-            done = self.total if attack == "done" else sum(self.progress.values())
+            done = self.total if attack == "done" else self.passes_done
             self.resources.on_progress(Progress(model, attack, done, self.total))
 
 
