@@ -64,7 +64,10 @@ def modules():
 
 
 def imports(path, *, types=True):
-    """Every name that a file imports anywhere, with its module in front; without `types`, none that only type checkers see."""
+    """Every name that a file imports anywhere, with its module in front.
+
+    Without `types`, none that only type checkers see.
+    """
     tree = ast.parse(path.read_text())
     for block in ast.walk(tree):
         if not types and isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test):
@@ -152,7 +155,8 @@ def test_the_wheel_runs_the_main_job_beside_a_decoy(installed):
     _, site, work = installed
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     where = subprocess.run(
-        [sys.executable, "-c", "import robustkpca; print(robustkpca.__file__)"], cwd=work, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", "import robustkpca; print(robustkpca.__file__)"], cwd=work, env=environment,
+        capture_output=True, text=True
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
     done = subprocess.run(

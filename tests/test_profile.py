@@ -78,7 +78,10 @@ def test_names_without_a_size_are_refused():
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = "profile --model symvit-tiny --model rpc-symvit-tiny --iterations 1,2 --lambda 4 --layers first --layers all --img-size 32 --repeats 1"
+    line = (
+        "profile --model symvit-tiny --model rpc-symvit-tiny --iterations 1,2 --lambda 4 --layers first --layers all "
+        "--img-size 32 --repeats 1"
+    )
     monkeypatch.setattr(sys, "argv", ["robustkpca", *line.split(), "--batch-size", "4", "--out", "cost.csv"])
     main_code = 0
     try:

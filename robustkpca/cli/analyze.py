@@ -213,7 +213,8 @@ def _receipt(
     versions |= {name: metadata.version(name) for name in ("timm", "numpy", "pandas")}
     return {
         **described,
-        "data": f"{samples.name}, n = {len(samples)}, ids {samples.ids_hash}, {samples.hash_covers} {samples.content_hash}",
+        "data": f"{samples.name}, n = {len(samples)}, ids {samples.ids_hash}, "
+        f"{samples.hash_covers} {samples.content_hash}",
         "analyses": ", ".join(only),
         "seed": str(seed),
         "batch size": f"{batch_size} (changes no figure beyond rounding)",

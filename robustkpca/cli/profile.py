@@ -72,8 +72,9 @@ def profile(
     costs = profile.profile(timed, batch_size=batch_size, repeats=repeats)
     table = costs_table(costs)
     notes = [
-        f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; gradient: forward and backward pass to "
-        "the pixels, parameters frozen. Memory of the whole batch: peak beyond the weights. Second figure: ratio to the first model.",
+        f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; "
+        "gradient: forward and backward pass to the pixels, parameters frozen. Memory of the whole batch: peak beyond "
+        "the weights. Second figure: ratio to the first model.",
         profile.machine(torch.device(where))
         + f"; {dtype}{', compiled' if compiled else ''}{', blocks checkpointed' if checkpointed else ''}.",
     ]

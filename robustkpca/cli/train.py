@@ -28,14 +28,16 @@ def train(
     model: Annotated[
         str,
         typer.Option(
-            help="A family (see `models`): vit, symvit, rpc-symvit, ..., with -micro (default), -tiny, -small or -base.",
+            help="A family (see `models`): vit, symvit, rpc-symvit, ..., with -micro (default), -tiny, -small or "
+            "-base.",
             autocompletion=complete_families,
         ),
     ],
     data: Annotated[
         str,
         typer.Option(
-            help="digits, NAME:DIR of fashion-mnist, cifar10, imagenet, folder, ..., or package.module:object of your own.",
+            help="digits, NAME:DIR of fashion-mnist, cifar10, imagenet, folder, ..., or package.module:object of your "
+            "own.",
             autocompletion=complete_data,
         ),
     ],
@@ -43,8 +45,8 @@ def train(
         Path,
         typer.Option(
             "--out",
-            help="Checkpoint to write (.safetensors). Beside it: .pth, the state after each epoch, with the keys of DeiT's checkpoints, from "
-            "which the same command goes on; .csv, the log.",
+            help="Checkpoint to write (.safetensors). Beside it: .pth, the state after each epoch, with the keys of "
+            "DeiT's checkpoints, from which the same command goes on; .csv, the log.",
         ),
     ],
     start: Annotated[

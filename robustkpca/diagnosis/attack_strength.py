@@ -7,9 +7,6 @@ from itertools import pairwise
 import pandas as pd
 
 from robustkpca.diagnosis.rules import (
-    BLACK_BOX,
-    ITERATED,
-    ONE_STEP,
     Level,
     Model,
     Seen,
@@ -38,10 +35,10 @@ def eps_order(m: Model) -> Seen:
         for small, large in pairwise(own):
             wrong = m.clearly_worse(large.rows, small.rows)
             # One long step, or none along the gradient, may well miss what a shorter one finds.
-            level: Level = "fail" if small.own and small.spec.method in ITERATED else "warn"
+            level: Level = "fail" if small.own and small.search == "iterated" else "warn"
             advice = (
-                "A larger ball holds the smaller one: the attack is too weak at the larger budget (step size, number of "
-                "steps)."
+                "A larger ball holds the smaller one: the attack is too weak at the larger budget (step size, number "
+                "of steps)."
             )
             seen.append((level, f"{small.text}, but {large.text}", advice) if wrong else None)
     return compared(m, seen, f"{m.run.task.score.title.lower()} does not get better with the budget")
@@ -59,8 +56,8 @@ def huge_budget(m: Model) -> Seen:
             continue
         best = min(own, key=lambda a: a.correct.mean())
         advice = (
-            "Within such a budget every image can become any other: attacks by gradients fail on this model, so smaller "
-            "budgets prove nothing."
+            "Within such a budget every image can become any other: attacks by gradients fail on this model, so "
+            "smaller budgets prove nothing."
         )
         share = best.correct.mean()
         seen.append(None if share <= 0.02 else ("fail" if share > 0.1 else "warn", best.text, advice))
@@ -71,7 +68,7 @@ def huge_budget(m: Model) -> Seen:
 def more_effort(m: Model) -> Seen:
     seen: list[Seen] = []
     for group in m.groups():
-        own = sorted((a for a in group if a.own and a.spec.method in ITERATED), key=lambda a: a.effort)
+        own = sorted((a for a in group if a.own and a.search == "iterated"), key=lambda a: a.effort)
         for i, weak in enumerate(own):
             for strong in own[i + 1 :]:
                 if strong.effort < 2 * weak.effort:
@@ -94,8 +91,8 @@ def more_effort(m: Model) -> Seen:
 def one_step(m: Model) -> Seen:
     seen: list[Seen] = []
     for group in m.groups():
-        ones = [a for a in group if a.spec.method in ONE_STEP]
-        many = [a for a in group if a.own and a.spec.method in ITERATED]
+        ones = [a for a in group if a.search == "one-step"]
+        many = [a for a in group if a.own and a.search == "iterated"]
         if ones and many:
             one, best = (min(g, key=lambda a: a.correct.mean()) for g in (ones, many))
             stronger = clearly_lower(paired(best.correct, one.correct))
@@ -118,8 +115,8 @@ def masked_gradient(m: Model) -> Seen:
         best, other = (min(g, key=lambda a: a.correct.mean()) for g in (own, others))
         text = f"{other.text}, {best.text}; {alone} images are broken, but by no attack along the model's own gradient"
         advice = (
-            "Its own gradient misses what others find: it may be masked. Count the worst case over all attacks, and try "
-            "the suite adaptive."
+            "Its own gradient misses what others find: it may be masked. Count the worst case over all attacks, and "
+            "try the suite adaptive."
         )
         if clearly_lower(paired(best.correct, other.correct)):
             seen.append(("fail", text, advice))
@@ -134,7 +131,7 @@ def square_last(m: Model) -> Seen:
     seen: list[Seen] = []
     for suite in m.run.suites:
         attacks = list(suite.attacks)
-        if not suite.cascade or suite.attack[-1].method not in BLACK_BOX:
+        if not suite.cascade or m.run.request.searches.get(suite.attack[-1].method) != "blind":
             continue
         for budget in suite.budgets:
             before, after = (m.rows(Cell(attack, budget)) for attack in attacks[-2:])

@@ -64,7 +64,10 @@ def random(m: Model) -> Seen:
         return None  # what is not a number equals nothing, not even itself
     if share is not None and share <= _same(m) and not changed:
         return "pass", "two passes over the same images agree", ""
-    seen = f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, {changed} of {m.health['n']} answers)"
+    seen = (
+        f"two passes over the same images differ (by {0 if share is None else share:.1%} of the largest logit, "
+        f"{changed} of {m.health['n']} answers)"
+    )
     specs = [a.spec for a in m.attacks]
     averaged = [s for s in specs if float(s.parameters.get("eot", s.parameters.get("eot_iter", 1))) > 1]
     if averaged:
@@ -72,7 +75,8 @@ def random(m: Model) -> Seen:
     return (
         "fail",
         seen,
-        "The model draws random numbers and no attack averages over them: use BestPGD with eot = 20 or APGD with eot_iter = 20.",
+        "The model draws random numbers and no attack averages over them: use BestPGD with eot = 20 or APGD with "
+        "eot_iter = 20.",
     )
 
 
@@ -117,7 +121,10 @@ def precision(m: Model) -> Seen:
     seen = f"cosine of {dtype} to float64 input gradients: median {median:.3f}, worst {worst:.3f}"
     if worst >= 0.95:
         return "pass", seen, ""
-    advice = "The gradient is partly rounding: PAP is chaotic for some settings. Judge by the worst case of the suite adaptive."
+    advice = (
+        "The gradient is partly rounding: PAP is chaotic for some settings. Judge by the worst case of the suite "
+        "adaptive."
+    )
     return ("fail" if median < 0.8 else "warn"), seen, advice
 
 
@@ -140,7 +147,8 @@ def batch(m: Model) -> Seen:
         return "pass", "an image gets the same logits alone and in a batch", ""
     return (
         "fail",
-        f"an image's logits change with the others in its batch (by {0 if share is None else share:.1%} of the largest logit)",
+        f"an image's logits change with the others in its batch (by {0 if share is None else share:.1%} of the "
+        "largest logit)",
         "Figures then hang on the batch size and on who is in the batch: mend the model (statistics over the batch?).",
     )
 
@@ -156,6 +164,7 @@ def normalisation(m: Model) -> Seen:
             return (
                 "fail",
                 f"{correct} of {n} images are right, and {correct + gained - lost} with another normalisation ({name})",
-                "The images are probably normalised twice, not at all, or with other numbers than in training: give the model's own mean and std, once.",
+                "The images are probably normalised twice, not at all, or with other numbers than in training: give "
+                "the model's own mean and std, once.",
             )
     return "pass", "no other normalisation does better than the model's", ""

@@ -83,6 +83,9 @@ def attacked_labels(m: Model) -> Seen:
             f"{a.text}, of which {100 * helped / len(before):.1f} points are images that were wrong when clean and are "
             "right now: the model's own answers were attacked"
         )
-        advice = "With true labels these images count as wrong. Say which labels were attacked, and compare with nothing else."
+        advice = (
+            "With true labels these images count as wrong. Say which labels were attacked, and compare with nothing "
+            "else."
+        )
         seen.append(("warn", text, advice) if helped > max(1, 0.02 * len(before)) else None)
     return gravest(seen, "attacking the model's own answers made hardly any wrong one right")

@@ -78,7 +78,8 @@ def _markdown(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
 
 
 def _csv(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
-    return cells.to_csv(lineterminator="\n")
+    text: str = cells.to_csv(lineterminator="\n")
+    return text
 
 
 def _latex(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
@@ -107,4 +108,5 @@ def _html(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     head = row([cells.index.name, *cells.columns], "th")
     body = "\n".join(row(values, "td") for values in cells.reset_index().to_numpy().tolist())
     paragraphs = "\n".join(f"<p>{html.escape(note)}</p>" for note in below)
-    return f"<table>\n<caption>{html.escape(title)}</caption>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n{paragraphs}\n"
+    caption = f"<caption>{html.escape(title)}</caption>"
+    return f"<table>\n{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n{paragraphs}\n"

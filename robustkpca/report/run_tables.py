@@ -98,8 +98,8 @@ def _meaning(run: Run, long: pd.DataFrame) -> str:
     alone = run.task.score.interval_name.removeprefix("95 % ")
     single = f"; of one training the {alone}, which knows of samples only" if (counts == 1).any() else ""
     return (
-        f"{everything}, mean over trainings ({number}), with its 95 % interval, in which trainings and samples both count "
-        f"as drawn (Welch-Satterthwaite){single}."
+        f"{everything}, mean over trainings ({number}), with its 95 % interval, in which trainings and samples both "
+        f"count as drawn (Welch-Satterthwaite){single}."
     )
 
 
@@ -161,10 +161,11 @@ def _training_runs_view(run: Run) -> View | None:
     for _, row in frame.iterrows():
         cells.loc[row["name"], names[row["attack"], row["budget"]]] = _difference(row, run.task.score)
     notes = (
-        f"Difference in {run.task.score.difference_unit}, mean over trainings, on the same {run.n} samples, with its 95 % "
-        "interval, in which trainings and samples both count as drawn (Welch-Satterthwaite); p: t test of the same, "
-        "Holm-adjusted over all cells of this comparison (the intervals are not). p >= 0.05: not distinguishable. Models of "
-        "one training are not compared here; the same trainings run in two ways are compared training by training.",
+        f"Difference in {run.task.score.difference_unit}, mean over trainings, on the same {run.n} samples, with its "
+        "95 % interval, in which trainings and samples both count as drawn (Welch-Satterthwaite); p: t test of the "
+        "same, Holm-adjusted over all cells of this comparison (the intervals are not). p >= 0.05: not "
+        "distinguishable. Models of one training are not compared here; the same trainings run in two ways are "
+        "compared training by training.",
     )
     return View("Comparison over seeds", cells, notes)
 
@@ -202,7 +203,8 @@ def _mean_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
     notes = (
         f"{_in_unit(run)}, mean over {over}severities {budgets}, each over all {run.n} samples; the mean is over the "
         f"{len(suite.specs)} corruptions.",
-        "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on those.",
+        "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on "
+        "those.",
     )
     return View(f"{suite.title} ({suite.name})", cells, notes)
 
@@ -237,8 +239,9 @@ def _released_view(run: Run) -> View:
         cells.loc["mean error of the 15", row.Index] = f"{row.mean_error:.1f}" if whole else "not available"
         cells.loc["mCE", row.Index] = f"{row.mce:.2f}" if whole else "not available"
     notes = (
-        "Top-1 error in %, mean over severities 1 to 5 of the released images (cropped, not resized), and CE: that error by "
-        "AlexNet's. mCE is the mean CE over exactly the 15 corruptions of the benchmark, each normalised first.",
+        "Top-1 error in %, mean over severities 1 to 5 of the released images (cropped, not resized), and CE: that "
+        "error by AlexNet's. mCE is the mean CE over exactly the 15 corruptions of the benchmark, each normalised "
+        "first.",
     )
     return View("ImageNet-C, released images", cells, notes)
 
@@ -284,8 +287,8 @@ def _comparison_view(run: Run) -> View:
     cells.index.name = f"minus {run.models[0]}"
     notes = (
         f"Difference in {score.difference_unit} to {run.models[0]} on the same {run.n} samples with its "
-        f"{score.comparison_name}, Holm-adjusted over all cells of this comparison (the intervals are not). p >= 0.05: not "
-        "distinguishable.",
+        f"{score.comparison_name}, Holm-adjusted over all cells of this comparison (the intervals are not). p >= 0.05: "
+        "not distinguishable.",
     )
     return View("Paired comparison", cells, notes)
 

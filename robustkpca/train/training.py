@@ -292,8 +292,8 @@ def _together(here: Place, device: str) -> Iterator[None]:
         return
     if not here.host:
         raise ProcessError(
-            f"MASTER_ADDR: expected, as {here.world} processes train one model together, but not set; torchrun sets it, "
-            "under srun export the name of the first node"
+            f"MASTER_ADDR: expected, as {here.world} processes train one model together, but not set; torchrun sets "
+            "it, under srun export the name of the first node"
         )
     try:
         dist.init_process_group(

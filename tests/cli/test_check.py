@@ -7,7 +7,8 @@ def test_check_writes_what_ci_reads(run, place):
     call("check", "run", "--baseline", "base.parquet", "--update-baseline", cwd=place)
     (place / "limits.toml").write_text('[[cell]]\nattack = "pgd"\ntolerance = 5\n')
     done = call(
-        "check", "run", "--baseline", "base.parquet", "--tolerances", "limits.toml", "--summary", "out/s.md", "--junit", "out/j.xml",
+        "check", "run", "--baseline", "base.parquet", "--tolerances", "limits.toml", "--summary", "out/s.md",
+        "--junit", "out/j.xml",
         cwd=place,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

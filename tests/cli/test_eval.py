@@ -36,8 +36,9 @@ def test_the_same_command_finds_the_run_again(run, place):
 
 def test_findings_stand_under_the_table_of_eval(place):
     (place / "weak.toml").write_text(
-        'name = "weak"\nversion = 1\ntitle = "t"\n[threat]\nnorm = "linf"\neps = ["64/255"]\nspace = "pixel"\nclip = true\n'
-        'labels = "true"\n[[attack]]\nname = "pgd"\nmethod = "PGD"\nparameters = { steps = 1, alpha = 1e-6, random_start = false }\n'
+        'name = "weak"\nversion = 1\ntitle = "t"\n[threat]\nnorm = "linf"\neps = ["64/255"]\n'
+        'space = "pixel"\nclip = true\nlabels = "true"\n[[attack]]\nname = "pgd"\nmethod = "PGD"\n'
+        "parameters = { steps = 1, alpha = 1e-6, random_start = false }\n"
     )
     done = call(
         "eval",
@@ -87,8 +88,8 @@ def test_a_torn_picture_stops_with_its_path_and_keeps_what_is_done(place):
     shutil.copytree(place / "pictures", place / "torn")
     path = place / "torn" / "c7" / "1.png"
     path.write_bytes(path.read_bytes()[:200])
-    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:torn", "--attack", "fgsm", "--batch-size", "4",
-                 "--out", "torn-run")  # fmt: skip
+    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:torn", "--attack", "fgsm",
+                 "--batch-size", "4", "--out", "torn-run")  # fmt: skip
     done = call(*arguments, cwd=place)
     assert done.returncode == 2
     assert "c7/1.png: cannot be decoded" in done.stderr
@@ -112,8 +113,8 @@ def test_torchattacks_needs_no_old_requests(place):
 
 
 def test_deterministic_mode_works_with_resampled_position_embeddings(place):
-    done = call("eval", "--checkpoint", "sym.safetensors", "--img-size", "42", "--data", "folder:pictures", "--attack", "fgsm",
-                "--deterministic", "--out", "same", cwd=place)  # fmt: skip
+    done = call("eval", "--checkpoint", "sym.safetensors", "--img-size", "42", "--data", "folder:pictures",
+                "--attack", "fgsm", "--deterministic", "--out", "same", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert Run.open(place / "same").manifest["environment"]["deterministic"] is True
     assert not torch.are_deterministic_algorithms_enabled()
@@ -153,8 +154,8 @@ def test_precision_cache_and_checkpointing_from_the_command_line(place):
 
 
 def test_one_checkpoint_under_several_iterations(place):
-    done = call("eval", "--checkpoint", "rpc.safetensors", "--iterations", "1,2,4", "--layers", "all", "--data", "folder:pictures",
-                "--attack", "fgsm", "--eps", "1/255", "--out", "transfer", cwd=place)  # fmt: skip
+    done = call("eval", "--checkpoint", "rpc.safetensors", "--iterations", "1,2,4", "--layers", "all", "--data",
+                "folder:pictures", "--attack", "fgsm", "--eps", "1/255", "--out", "transfer", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = Run.open(place / "transfer")
     assert found.models == [f"RPC-SymViT-w16d2h2 ({n}iter/all)" for n in (1, 2, 4)]
@@ -163,8 +164,8 @@ def test_one_checkpoint_under_several_iterations(place):
 
 def test_of_several_models_the_loadable_are_evaluated(place):
     (place / "torn.pth").write_bytes((place / "plain.pth").read_bytes()[:2000])
-    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint", "torn.pth",
-                "--data", "folder:pictures", "--attack", "fgsm", "--out", "sweep", cwd=place)  # fmt: skip
+    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint",
+                "torn.pth", "--data", "folder:pictures", "--attack", "fgsm", "--out", "sweep", cwd=place)  # fmt: skip
     assert done.returncode == 1
     assert "no figure: vit" in done.stderr
     assert "torn" in done.stderr
@@ -193,8 +194,8 @@ def test_clean_only(place):
 
 
 def test_a_torn_chunk_is_made_again(place):
-    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "fgsm", "--batch-size", "7",
-                 "--out", "mended")  # fmt: skip
+    arguments = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", "--attack", "fgsm",
+                 "--batch-size", "7", "--out", "mended")  # fmt: skip
     assert call(*arguments, cwd=place).returncode == 0
     before = Run.open(place / "mended").rows
     file = Run.open(place / "mended").chunk_path(before["model"][0], "fgsm", 7)

@@ -32,8 +32,8 @@ def test_odd_paths_are_printed_as_they_are(place):
     )
     assert (done.returncode, "[/b] [red]x" in done.stdout) == (0, True)
     (place / "[/bold].pth").write_bytes(b"PK")
-    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint", "[/bold].pth",
-                "--data", "folder:pictures", "--attack", "fgsm", "--out", "odd", cwd=place)  # fmt: skip
+    done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint",
+                "[/bold].pth", "--data", "folder:pictures", "--attack", "fgsm", "--out", "odd", cwd=place)  # fmt: skip
     assert done.returncode == 1
     shown = call("table", "odd", "--layout", "budgets", cwd=place)
     assert shown.returncode == 0

@@ -9,8 +9,8 @@ import torch
 from robustkpca.train import loop
 from tests.helpers.cli import call
 
-ARGUMENTS = ("train", "--model", "rpc-symvit", "--iterations", "1", "--lambda", "4", "--data", "digits", "--limit", "60",
-             "--batch-size", "30", "--device", "cpu")  # fmt: skip
+ARGUMENTS = ("train", "--model", "rpc-symvit", "--iterations", "1", "--lambda", "4", "--data", "digits",
+             "--limit", "60", "--batch-size", "30", "--device", "cpu")  # fmt: skip
 
 
 def test_it_trains_goes_on_and_says_what_it_wrote(tmp_path, monkeypatch):
@@ -51,8 +51,9 @@ def test_it_trains_goes_on_and_says_what_it_wrote(tmp_path, monkeypatch):
     refused = call(*command, "--seed", "1")
     assert refused.returncode == 2
     assert "seed was 0, now 1" in refused.stderr
-    onward = call(*ARGUMENTS, "--start", out, "--out", tmp_path / "n.safetensors", "--epochs", "1", "--set", "adversarial=trades",
-                  "--eps", "4/255", "--attack-steps", "1", "--beta", "1", "--set", "mixup=0")  # fmt: skip
+    onward = call(*ARGUMENTS, "--start", out, "--out", tmp_path / "n.safetensors", "--epochs", "1",
+                  "--set", "adversarial=trades", "--eps", "4/255", "--attack-steps", "1", "--beta", "1",
+                  "--set", "mixup=0")  # fmt: skip
     assert onward.returncode == 0, onward.stderr
     recipe = json.loads(torch.load(tmp_path / "n.pth", weights_only=True)["robustkpca"])["training"]["recipe"]
     assert (recipe["adversarial"], recipe["eps"], recipe["attack_steps"], recipe["beta"]) == ("trades", "4/255", 1, 1.0)

@@ -151,8 +151,8 @@ def test_a_picture_that_cannot_be_decoded_names_itself(toyset, spoil):
 
 @pytest.mark.parametrize(
     ("spec", "message"),
-    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("folder", "expected folder:DIR"), ("digits:x", "takes no folder"),
-     ("folder:/does/not/exist", "not a folder")],
+    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("folder", "expected folder:DIR"),
+     ("digits:x", "takes no folder"), ("folder:/does/not/exist", "not a folder")],
 )  # fmt: skip
 def test_data_that_does_not_exist(spec, message):
     with pytest.raises(DataError, match=message):

@@ -67,8 +67,8 @@ def spoil(path, how):
         rows.to_parquet(path)
 
 
-@pytest.mark.parametrize("how", ["half", "empty", "zeros", "a bit", "one twice, one missing", "one less", "a column less",
-                                  "another attack", "another answer"])  # fmt: skip
+@pytest.mark.parametrize("how", ["half", "empty", "zeros", "a bit", "one twice, one missing", "one less",
+                                 "a column less", "another attack", "another answer"])  # fmt: skip
 def test_files_that_are_not_whole_are_made_again(tmp_path, how):
     whole = run(tmp_path / "whole").rows
     run(tmp_path / "torn")

@@ -232,7 +232,8 @@ def test_a_cell_may_have_a_tolerance_of_its_own(baseline, tmp_path):
     after = variant(baseline, rows=with_correct(baseline, 0.55))
     file = tmp_path / "limits.toml"
     file.write_text(
-        'tolerance = 1\n[[cell]]\nattack = "fgsm"\nbudget = "1/*"\ntolerance = 6\n[[cell]]\nmodel = "Sym*"\nbudget = "8/255"\ntolerance = 0\n'
+        'tolerance = 1\n[[cell]]\nattack = "fgsm"\nbudget = "1/*"\ntolerance = 6\n'
+        '[[cell]]\nmodel = "Sym*"\nbudget = "8/255"\ntolerance = 0\n'
     )
     limits = Tolerances.load(file)
     verdict = check(after, before, tolerances=limits)
@@ -246,9 +247,10 @@ def test_a_cell_may_have_a_tolerance_of_its_own(baseline, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("tolerance = nan", "tolerance"), ("tolerance = -1", "tolerance"), ("tolerence = 1", "tolerence"), ("[[cell]]\ntolerance = inf", "cell"),
-     ("[[cell]]\natack = 'x'", "atack"), ("tolerance = true", "tolerance"),
-     ("[[cell]]\nattack = 'x'", "expected tolerance or gain"), ("[cell]\ntolerance = 1", "double brackets"), ("tolerance = 'a lot'", "tolerance"), ("tolerance =", "not TOML")],
+    [("tolerance = nan", "tolerance"), ("tolerance = -1", "tolerance"), ("tolerence = 1", "tolerence"),
+     ("[[cell]]\ntolerance = inf", "cell"), ("[[cell]]\natack = 'x'", "atack"), ("tolerance = true", "tolerance"),
+     ("[[cell]]\nattack = 'x'", "expected tolerance or gain"), ("[cell]\ntolerance = 1", "double brackets"),
+     ("tolerance = 'a lot'", "tolerance"), ("tolerance =", "not TOML")],
 )  # fmt: skip
 def test_limits_that_make_no_sense(tmp_path, text, message):
     (tmp_path / "t.toml").write_text(text)

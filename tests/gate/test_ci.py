@@ -77,12 +77,13 @@ def test_the_action_runs(tmp_path, tolerance, code):
         assert name.lower() in action["inputs"]
     options = "--model symvit --attack fgsm --eps 8/255 --limit 10 --data fashion-mnist --seed '0'"
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GITHUB_ACTIONS": "true",
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "RUNNER_TEMP": str(tmp_path), "EVAL": options,
+        **os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "RUNNER_TEMP": str(tmp_path), "EVAL": options,
         "CHECK": tolerance, "BASELINE": str(tmp_path / "base.parquet"), "JUNIT": str(tmp_path / "out" / "junit.xml"),
     }  # fmt: skip
-    evaluate([load_classifier("symvit")], load_samples("fashion-mnist", limit=10), [load_suite("fgsm").with_eps(["8/255"])],
-             tmp_path / "base").export(tmp_path / "base.parquet")  # fmt: skip
+    evaluate([load_classifier("symvit")], load_samples("fashion-mnist", limit=10),
+             [load_suite("fgsm").with_eps(["8/255"])], tmp_path / "base").export(tmp_path / "base.parquet")  # fmt: skip
     done = subprocess.run(["bash", "-c", step["run"]], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     if code == 0:

@@ -28,8 +28,9 @@ def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
     text = " ".join(provenance.receipt_lines(run))
     assert f"eps 8/255 (0.0314) in pixels is {8 / 255 / 0.35:.4f} normalised" in text
     assert f"eps 6/255 (0.0235) normalised is {6 / 255 * 0.35:.4f} in pixels" in text
-    for fact in (run.models[0], run.request.models[0].weights, "seed 0", "float32", "cpu", "attention fused, gradients by hand",
-                 run.request.data.ids, run.request.data.content, "torchattacks 3.5.1", "it decides no figure"):  # fmt: skip
+    for fact in (run.models[0], run.request.models[0].weights, "seed 0", "float32", "cpu",
+                 "attention fused, gradients by hand", run.request.data.ids, run.request.data.content,
+                 "torchattacks 3.5.1", "it decides no figure"):  # fmt: skip
         assert fact in text, fact
     three = Preprocessing(img_size=SIDE, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     settings = run.request.models[0].vision.model_copy(update={"preprocessing": three})

@@ -6,7 +6,8 @@ import pytest
 
 from robustkpca.results import imagenet_c, imagenet_o
 
-# ResNet-50's published top-1 accuracy (%) on each corruption (github.com/bethgelab/game-of-noise, Results/clean_results.txt) and its CE.
+# ResNet-50's published top-1 accuracy (%) on each corruption and its CE
+# (github.com/bethgelab/game-of-noise, Results/clean_results.txt).
 RESNET50 = """gaussian_noise,29.29,79.77
 shot_noise,27.03,81.58
 impulse_noise,23.81,82.58
@@ -56,7 +57,10 @@ def test_detection_by_hand():
 
 
 def test_the_false_positive_rate_is_that_of_95_percent_found():
-    """100 outside at 1, 2, ..., 100, and one inside half a step below each: finding 95 takes all inside above 6, which are 94."""
+    """100 outside at 1, 2, ..., 100, and one inside half a step below each.
+
+    Detecting 95 of them takes all inside above 6, which are 94.
+    """
     outside = np.arange(1, 101)
     assert imagenet_o.detection(outside - 0.5, outside).fpr95 == 0.94
 

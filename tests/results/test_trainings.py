@@ -60,7 +60,8 @@ def test_one_training_more_does_not_turn_means_off(noise_samples, tmp_path):
     assert trainings.has_training_runs(run)
     found = trainings.over_seeds(run)
     assert found[["seeds", "attack", "status", "n"]].to_numpy().tolist() == [
-        [3, CLEAN, "complete", 30], [3, "fgsm", "complete", 30], [1, CLEAN, "complete", 30], [1, "fgsm", "complete", 30]]  # fmt: skip
+        [3, CLEAN, "complete", 30], [3, "fgsm", "complete", 30],
+        [1, CLEAN, "complete", 30], [1, "fgsm", "complete", 30]]  # fmt: skip
     long = accuracy.accuracy_table(run)
     own = long[(long["attack"] == "fgsm") & long["model"].str.startswith("SymViT")]["accuracy"].to_numpy(float)
     row, alone = found.iloc[1], found.iloc[3]
@@ -180,7 +181,7 @@ def test_the_difference_over_seeds_by_hand():
 
 
 def test_where_nothing_varies_nothing_is_known_exactly():
-    """Three trainings that agree on every sample are one as far as anybody can see, and intervals stay within what can be."""
+    """Three trainings that agree on every sample count as one, and intervals stay within what can be."""
     right, wrong = np.ones((3, 20)), np.zeros((3, 20))
     assert training_runs.over_seeds(right) == (1.0, *proportions.wilson(20, 20))
     same, worse = training_runs.SeedDifference.of(right, right), training_runs.SeedDifference.of(right, wrong)
@@ -195,9 +196,10 @@ def test_where_nothing_varies_nothing_is_known_exactly():
 
 @pytest.mark.parametrize(("seed_sd", "trainings"), [(0.0, 3), (0.3, 3), (1.0, 5)])
 def test_the_interval_over_seeds_covers(seed_sd, trainings):
-    """At least 94 % of intervals hold the true difference (93 % the true accuracy) when trainings and images are both drawn; p < 0.05 in at most 6 %.
+    """With trainings and images drawn, at least 94 % of intervals hold the true difference; p < 0.05 in at most 6 %.
 
-    An image is right with a chance that depends on the image, and a training makes all images a little harder or easier.
+    93 % of the other intervals hold the true accuracy. An image is right with a chance that depends on the image, and a
+    training makes all images a little harder or easier.
     """
     draws = np.random.default_rng(0)
     # The true accuracy: a normal logit of mean 1 above 0.

@@ -55,8 +55,8 @@ def test_the_paper_protocol_says_what_the_paper_did():
     suite = load_suite("pgd", "paper")
     assert suite.name == "pgd-paper"
     assert suite.threat.model_dump() == {
-        "kind": "ball", "norm": "linf", "eps": tuple(f"{i}/255" for i in range(1, 7)), "space": "normalized", "clip": False,
-        "labels": "predicted", "targeted": False,
+        "kind": "ball", "norm": "linf", "eps": tuple(f"{i}/255" for i in range(1, 7)), "space": "normalized",
+        "clip": False, "labels": "predicted", "targeted": False,
     }  # fmt: skip
     assert suite.attack[0].resolve(Fraction(6, 255)) == {
         "steps": 20, "alpha": pytest.approx(0.15 * 6 / 255), "random_start": True,

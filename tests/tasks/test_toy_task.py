@@ -1,4 +1,7 @@
-"""A second task runs through everything without a change elsewhere: evaluation, resume, two processes, tables, report, check."""
+"""A second task runs through everything without a change elsewhere.
+
+Evaluation, resume, two processes, tables, report, check.
+"""
 
 import os
 import subprocess

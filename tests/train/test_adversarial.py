@@ -1,4 +1,4 @@
-"""Adversarial training: the attack against a closed form, the loss against numbers worked out by hand, and what it buys."""
+"""Adversarial training: the attack against a closed form, the loss against numbers by hand, and what it buys."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_the_best_attack_on_a_linear_model_is_found(steps):
 
 
 def test_a_step_is_two_and_a_half_times_eps_over_steps():
-    """From one side of the ball up a slope of one: five steps of half of eps, of which the last is cut off at the other side."""
+    """From one side of the ball up a slope of one: five steps of half of eps, the last cut off at the other side."""
     images, seen = torch.full((1, 1, 1, 1), 0.5), []
 
     def loss(moved):
@@ -86,7 +86,10 @@ def test_trades_by_hand():
 
 
 def toy(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two classes told by a faint shift of all pixels, which is always right and smaller than EPS, and by a bright corner, right in 85 %."""
+    """Two classes told by a faint shift of all pixels and by a bright corner.
+
+    The shift is always right and smaller than EPS, the corner right in 85 %.
+    """
     draws = np.random.default_rng(seed)
     labels = draws.integers(0, 2, n)
     side = 2 * labels - 1
@@ -96,7 +99,10 @@ def toy(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_adversarial_training_buys_robustness():
-    """A linear model, as in Tsipras et al. 2019 (arXiv 1805.12152): clean training leans on the faint shift, the attack turns it around."""
+    """A linear model, as in Tsipras et al. 2019 (arXiv 1805.12152).
+
+    Clean training leans on the faint shift, the attack turns it around.
+    """
     settings = ModelSettings(family="own:linear", preprocessing=UNIT, num_classes=2)
     images, labels = toy(400, 0)
     test_images, test_labels = toy(300, 1)

@@ -366,7 +366,7 @@ def test_recipes_are_found_and_changed(tmp_path):
 
 @pytest.mark.slow
 def test_digits_recipe_reaches_its_accuracy(tmp_path):
-    """SymViT on digits: 97.3, 97.1 and 96.9 % of the 450 test images for seeds 0, 1, 2 when measured, with one thread."""
+    """SymViT on digits: 97.3, 97.1 and 96.9 % of the 450 test images for seeds 0, 1, 2, measured with one thread."""
     training.run("symvit", load_samples("digits", split="train"), tmp_path / "m.safetensors")
     classifier = load_classifier(checkpoint=tmp_path / "m.safetensors")
     assert training.accuracy(classifier, load_samples("digits")) >= 0.95

@@ -42,8 +42,8 @@ def adapt(models: Models, samples: Samples, suites: Sequence[Suite], options: Op
 def _refuse(classifier: Classifier, suites: Sequence[Suite], options: Options) -> None:
     if (name := misled_attack(classifier, suites)) and not options.force:
         raise SpecError(
-            f"{classifier.title} in bfloat16: the attack {name} follows gradients, which are wrong through RPC-Attention "
-            "in this precision; use float32, or --force for results that are marked"
+            f"{classifier.title} in bfloat16: the attack {name} follows gradients, which are wrong through "
+            "RPC-Attention in this precision; use float32, or --force for results that are marked"
         )
     side = classifier.settings.preprocessing.img_size
     if side < corruptions.SMALLEST and any(isinstance(suite.threat, Corruptions) for suite in suites):
