@@ -6,6 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+# Before torch is imported: threads that wait must not take the processor from tests beside them, and several test
+# processes must not each start as many threads as there are processors. Commands that tests start get both, too.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
