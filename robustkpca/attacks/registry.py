@@ -32,6 +32,7 @@ from robustkpca.suites.threat import Ball
 # multi_targeted.
 _NOT_IN_SUITES = ("eps", "seed", "n_classes", "norm", "verbose", "multi_targeted")
 Norm = Literal["linf", "l2", "l1", "none"]
+Search = Literal["blind", "one-step", "iterated", "gradient"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Method:
     passes: forward and backward passes a sample, at most, by the parameters that a suite sets.
     least_classes: how many classes its loss needs, by the same parameters.
     losses: values that its parameter `loss` may have; empty where it has no such parameter.
-    blind: whether it asks for predictions only, and follows no gradient.
+    search: what findings may expect of it. `blind`: it follows no gradient; `one-step`: one step along the gradient;
+        `iterated`: many, so that more effort or a larger budget must not make it weaker; `gradient`: nothing of these.
     """
 
     attack: type[Attack]
@@ -58,7 +60,12 @@ class Method:
     passes: Callable[[Mapping[str, Any]], float] = lambda p: 2.0 * p.get("steps", 1)
     least_classes: Callable[[Mapping[str, Any]], int] = lambda _: 2
     losses: tuple[str, ...] = ()
-    blind: bool = False
+    search: Search = "gradient"
+
+    @property
+    def blind(self) -> bool:
+        """Whether it asks for predictions only."""
+        return self.search == "blind"
 
     @classmethod
     def of(cls, attack: object, what: str) -> Method:
@@ -86,6 +93,8 @@ class Method:
             raise SpecError(f"{what}: norms: expected a tuple of {', '.join(get_args(Norm))}, got {method.norms!r}")
         if method.draws not in ("sample", "attack", "batch"):
             raise SpecError(f"{what}: draws: expected sample, attack or batch, got {method.draws!r}")
+        if method.search not in get_args(Search):
+            raise SpecError(f"{what}: search: expected {', '.join(get_args(Search))}, got {method.search!r}")
         if bare := [name for name, default in method.defaults.items() if default is inspect.Parameter.empty]:
             raise SpecError(
                 f"{what}: expected a default for every parameter but the model, got none for {', '.join(bare)}"
@@ -118,21 +127,22 @@ def _by_loss(parameters: Mapping[str, Any]) -> int:
 
 
 BUILT_IN: dict[str, Method] = {
-    "FGSM": Method(torchattacks.FGSM, LINF),
-    "PGD": Method(torchattacks.PGD, LINF),
+    "FGSM": Method(torchattacks.FGSM, LINF, search="one-step"),
+    "PGD": Method(torchattacks.PGD, LINF, search="iterated"),
     "BestPGD": Method(
         BestPGD,
         LINF,
         passes=lambda p: 2.0 * p.get("restarts", 1) * (p.get("steps", 100) + 1) * p.get("eot", 1),
         least_classes=_by_loss,
         losses=tuple(LOSSES),
+        search="iterated",
     ),
-    "BIM": Method(torchattacks.BIM, LINF),
-    "MIFGSM": Method(torchattacks.MIFGSM, LINF),
-    "PGDL2": Method(torchattacks.PGDL2, ("l2",)),
-    "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss, losses=("ce", "dlr")),
-    "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4),
-    "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10)),
+    "BIM": Method(torchattacks.BIM, LINF, search="iterated"),
+    "MIFGSM": Method(torchattacks.MIFGSM, LINF, search="iterated"),
+    "PGDL2": Method(torchattacks.PGDL2, ("l2",), search="iterated"),
+    "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss, losses=("ce", "dlr"), search="iterated"),
+    "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4, search="iterated"),
+    "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10), search="iterated"),
     # In L2, torchattacks' Square draws for whoever is left of the batch: L-inf only.
     "Square": Method(
         Square,
@@ -141,7 +151,7 @@ BUILT_IN: dict[str, Method] = {
         draws="attack",
         passes=lambda p: float(p.get("n_queries", 5000)),
         losses=("margin", "ce"),
-        blind=True,
+        search="blind",
     ),
     "SPSA": Method(
         torchattacks.SPSA,
@@ -149,14 +159,14 @@ BUILT_IN: dict[str, Method] = {
         lengths=("eps", "delta", "lr"),
         draws="attack",
         passes=lambda p: 2.0 * p.get("nb_iter", 1) * p.get("nb_sample", 128),
-        blind=True,
+        search="blind",
     ),
-    "CW": Method(torchattacks.CW, ("none",), lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50)),
+    "CW": Method(torchattacks.CW, ("none",), lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50), search="iterated"),
     "AutoAttack": Method(
-        torchattacks.AutoAttack, LINF, ("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=lambda _: 4
+        torchattacks.AutoAttack, LINF, ("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=lambda _: 4, search="iterated"
     ),
-    "SLD": Method(SparseL1Descent, ("l1",)),
-    "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0, blind=True),
+    "SLD": Method(SparseL1Descent, ("l1",), search="iterated"),
+    "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0, search="blind"),
 }
 
 

@@ -7,7 +7,7 @@ from robustkpca.cli.show import entry
 
 def datasets() -> None:
     """List the data sets."""
-    from robustkpca.datasets.sources import DATASETS
+    from robustkpca.datasets.registry import DATASETS
 
     for name, source in DATASETS.items():
         entry(name, source.title)

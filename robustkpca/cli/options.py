@@ -16,19 +16,6 @@ Layout = Literal["robustness", "attacks", "budgets", "corruptions", "runtime"]
 Format = Literal["rich", "markdown", "latex", "csv", "html"]
 Amp = Literal["none", "bf16", "fp16"]
 Adversarial = Literal["none", "pgd-at", "trades"]
-DATA_NAMES = (
-    "fashion-mnist",
-    "digits",
-    "imagenet",
-    "imagenet-c",
-    "imagenet-a",
-    "imagenet-r",
-    "imagenet-o",
-    "cifar10",
-    "cifar100",
-    "folder",
-)
-RECIPE_NAMES = ("digits", "fashion-mnist", "cifar10", "folder", "deit")
 
 
 class Analysis(StrEnum):
@@ -67,7 +54,9 @@ def complete_suites(incomplete: str) -> list[str]:
 
 def complete_data(incomplete: str) -> list[str]:
     """Names of data sets."""
-    return [name for name in DATA_NAMES if name.startswith(incomplete)]
+    from robustkpca.datasets.registry import DATASETS
+
+    return [name for name in DATASETS if name.startswith(incomplete)]
 
 
 def complete_experiments(incomplete: str) -> list[str]:
@@ -80,7 +69,9 @@ def complete_experiments(incomplete: str) -> list[str]:
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Recipes of training."""
-    return [name for name in RECIPE_NAMES if name.startswith(incomplete)]
+    from robustkpca.train.recipes import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
 
 
 def complete_devices(incomplete: str) -> list[str]:

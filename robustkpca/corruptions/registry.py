@@ -1,18 +1,19 @@
 """Corruptions by name. No torch here: what makes a corruption is imported when it is asked for.
 
-One corruption more is one function with a decorator, in a module that is imported anyway,
+One corruption more is one function, that a suite names by its import path, `corruptions = ["mypkg.looks:vignette"]`,
+or by the name that the decorator gives it in a module that is imported anyway,
 
     @METHODS.register("vignette")
     def vignette(images, severity, generators): ...
 
-or an entry point of a package in the group `robustkpca.corruptions`.
+or by that of an entry point of a package in the group `robustkpca.corruptions`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from robustkpca.extensions import Registry
+from robustkpca.extensions import Registry, import_object, is_import_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,22 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-METHODS: Registry[Corruption] = Registry(
+
+
+class _Corruptions(Registry[Corruption]):
+    """Corruptions by name or import path."""
+
+    def __getitem__(self, name: str) -> Corruption:
+        if super().__contains__(name) or not is_import_path(name):
+            return super().__getitem__(name)
+        function: Corruption = import_object(name, what="corruption")
+        return function
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and is_import_path(name))
+
+
+METHODS = _Corruptions(
     "corruption",
     "robustkpca.corruptions",
     {name: f"robustkpca.corruptions.{_HOMES[name]}:{name}" for name in CORRUPTIONS + EXTRA_CORRUPTIONS},

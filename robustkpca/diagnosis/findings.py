@@ -10,12 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-# Importing them registers their rules, in the order in which findings are shown.
+# Importing them registers their rules.
 from robustkpca.diagnosis import attack_strength, model_rules, threat_rules
 from robustkpca.diagnosis.rules import RULES, Level, Model
 from robustkpca.runs.run import Run
 
 __all__ = ["RULES", "Finding", "attack_strength", "findings", "model_rules", "rules_of", "threat_rules"]
+
+
+# How findings are shown, whatever was imported first; rules of others follow.
+ORDER = (
+    "rows", "chance", "settings", "logits", "randomness", "batch", "gradients", "gradient-precision", "normalisation",
+    "eps-zero", "eps-order", "huge-budget", "more-effort", "one-step", "masked-gradient", "autoattack-square",
+    "autoattack-standard", "attacked-labels",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,9 @@ _made: WeakKeyDictionary[Run, list[Finding]] = WeakKeyDictionary()
 
 
 def rules_of(run: Run) -> list[str]:
-    """The names of the rules that apply to the run's task."""
-    return [name for name, rule in RULES.items() if not rule.tasks or run.task.name in rule.tasks]
+    """The names of the rules that apply to the run's task, in the order in which findings are shown."""
+    names = [name for name, rule in RULES.items() if not rule.tasks or run.task.name in rule.tasks]
+    return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 def findings(run: Run) -> list[Finding]:

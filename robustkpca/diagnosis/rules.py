@@ -25,11 +25,6 @@ LEVEL = 0.01  # of the one-sided tests below
 FEWEST = 7  # samples that must change, all in one direction, for the exact McNemar test to be significant
 POINTS = 0.01  # a share of the samples too small to make a finding of, whatever its p value
 
-# What a method knows of the model; a test keeps this list and `attacks.registry.METHODS` together.
-ONE_STEP = {"FGSM"}
-ITERATED = {"PGD", "BestPGD", "BIM", "MIFGSM", "PGDL2", "APGD", "APGDT", "FABT", "CW", "AutoAttack", "SLD"}
-BLACK_BOX = {"Square", "SPSA", "UniformNoise"}
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -65,6 +60,7 @@ class Measured:
     rows: pd.DataFrame
     correct: pd.Series
     value: str  # of the score, as it is shown
+    search: str | None  # of its method, see `robustkpca.attacks.registry.Method`
     rpc: bool  # whether the model has the attention that gradient paths go around
 
     @property
@@ -78,7 +74,7 @@ class Measured:
     @property
     def own(self) -> bool:
         """Whether it goes along the model's own gradient."""
-        return self.spec.method not in BLACK_BOX and (self.spec.through == "full" or not self.rpc)
+        return self.search != "blind" and (self.spec.through == "full" or not self.rpc)
 
     @property
     def name(self) -> str:
@@ -136,8 +132,9 @@ class Model:
                 for budget in suite.budgets:
                     rows = self.rows(Cell(attack, budget))
                     if rows is not None:
-                        right = self.right(rows)
-                        measured.append(Measured(attack, suite, spec, budget, rows, right, self.shown(rows), rpc))
+                        right, search = self.right(rows), self.run.request.searches.get(spec.method)
+                        value = self.shown(rows)
+                        measured.append(Measured(attack, suite, spec, budget, rows, right, value, search, rpc))
         return measured
 
     @property

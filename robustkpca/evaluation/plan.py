@@ -83,6 +83,7 @@ class Plan:
         software, samples = environment(), self.samples
         first = next(m for m in self.models if not isinstance(m, Unusable))
         decides = {j.spec.method for j in self.jobs if j.perturbation_of(self.task).decided_by_batch(j.spec)}
+        searches = {j.spec.method: j.perturbation_of(self.task).search(j.spec) for j in self.jobs}
         records = [self._record(*each) for each in zip(self.labels, self.models, notes, strict=True)]
         return Request(
             task=samples.task,
@@ -101,6 +102,7 @@ class Plan:
             seed=self.options.seed,
             batch_size=self.options.batch_size,
             batch_decides=tuple(sorted(decides)),
+            searches={method: search for method, search in sorted(searches.items()) if search is not None},
             dtype=str(first.dtype).removeprefix("torch."),
             device=torch.device(first.device).type,
             software={name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},

@@ -14,6 +14,13 @@ from robustkpca.suites.cell import CLEAN
 
 BATCH_DEPENDENT = ("AutoAttack", "CW")  # methods of that time whose results depend on the batch size
 
+SEARCHES = {  # what findings may expect of the methods of that time
+    "FGSM": "one-step",
+    **dict.fromkeys(("PGD", "BestPGD", "BIM", "MIFGSM", "PGDL2", "APGD", "APGDT", "FABT", "CW"), "iterated"),
+    **dict.fromkeys(("AutoAttack", "SLD"), "iterated"),
+    **dict.fromkeys(("Square", "SPSA", "UniformNoise"), "blind"),
+}
+
 
 def manifest_of(plain: dict[str, Any], where: str) -> tuple[Manifest, list[Record]]:
     """The manifest and the records of a run.json of format 1. Raises RunError where it was changed by hand."""
@@ -23,8 +30,10 @@ def manifest_of(plain: dict[str, Any], where: str) -> tuple[Manifest, list[Recor
     models = [_model(model) for model in request["models"]]
     methods = {attack["method"] for suite in request["suites"] for attack in suite["attack"]}
     decides = sorted(methods & set(BATCH_DEPENDENT))
+    searches = {method: SEARCHES[method] for method in sorted(methods & SEARCHES.keys())}
     suites = [_suite(suite) for suite in request["suites"]]
-    new: Request = Request.parse({**request, "models": models, "suites": suites, "batch_decides": decides}, where)
+    changed = {"models": models, "suites": suites, "batch_decides": decides, "searches": searches}
+    new: Request = Request.parse({**request, **changed}, where)
     records = [
         Record(model=label, times=_by_attack(plain.get("times", {}), label),
                failures=_by_attack(plain["failures"], label), health=plain.get("probes", {}).get(label))

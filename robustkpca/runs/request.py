@@ -63,14 +63,15 @@ class Request(Frozen):
     seed: int
     batch_size: int = Field(ge=1)
     batch_decides: tuple[str, ...] = ()  # methods whose results depend on the batch size
+    searches: dict[str, str] = Field(default_factory=dict)  # what findings may expect of methods; decides no number
     dtype: str
     device: str
     software: dict[str, str]
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return self.model_dump(mode="json", by_alias=True)
+        """What decides a number, as JSON holds it."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"searches"})
 
     @cached_property
     def fingerprint(self) -> str:

@@ -218,8 +218,8 @@ class Run:
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{where}: rows cannot be read, torn? ({brief(error)})") from None
         order = {cell.texts: i for i, cell in enumerate(self.cells)}
-        attacks, attack_names = pd.factorize(frame["perturbation"])
-        budgets, budget_names = pd.factorize(frame["budget"])
+        attacks, attack_names = pd.factorize(frame["perturbation"], use_na_sentinel=False)
+        budgets, budget_names = pd.factorize(frame["budget"], use_na_sentinel=False)
         known = [[order.get((attack, budget), np.nan) for budget in budget_names] for attack in attack_names]
         place = np.array(known).reshape(len(attack_names), len(budget_names))[attacks, budgets]
         ranks = frame["model"].map({m: i for i, m in enumerate(self.models)})

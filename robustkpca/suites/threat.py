@@ -152,7 +152,8 @@ class Corruptions(Threat):
 
     @property
     def attacks(self) -> tuple[AttackSpec, ...]:
-        return tuple(AttackSpec(name=name, method=name) for name in self.names)
+        # `mypkg.looks:vignette` goes by the name of the function.
+        return tuple(AttackSpec(name=name.rpartition(":")[2].lower(), method=name) for name in self.names)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -84,6 +84,10 @@ class Perturbation(ABC):
         (B,)."""
         return None, {}
 
+    def search(self, spec: AttackSpec) -> str | None:
+        """What findings may expect of the method, see `robustkpca.attacks.registry.Method.search`; None: nothing."""
+        return None
+
     def decided_by_batch(self, spec: AttackSpec) -> bool:
         """Whether its draws or stopping rule see the whole batch, so that the batch size decides its numbers."""
         return False

@@ -22,7 +22,7 @@ from torchattacks.attack import Attack
 
 class Darker(Attack):
     norms = ("linf",)
-    blind = True
+    search = "blind"
     def __init__(self, model, eps=8 / 255, share=1.0):
         super().__init__("Darker", model)
         self.eps, self.share = eps, share

@@ -7,12 +7,12 @@ from torch import nn
 
 from robustkpca.attacks import registry
 from robustkpca.datasets.images import ArraySamples
-from robustkpca.diagnosis import attack_strength
-from robustkpca.diagnosis.findings import RULES, findings
+from robustkpca.diagnosis.findings import ORDER, RULES, findings, rules_of
 from robustkpca.diagnosis.rules import Rule
 from robustkpca.errors import SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import Preprocessing
+from robustkpca.runs.format1 import SEARCHES
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import Cell
 from robustkpca.suites.suite import Suite, load_suite
@@ -53,8 +53,9 @@ MIXED = [(1, 3, 6, 12, 20)[i % 5] for i in range(N)]
 def test_a_the_linear_oracle_passes(tmp_path):
     run, levels = diagnosed(Linear(), at_margins(MIXED), tmp_path / "run")
     assert set(levels.values()) == {"pass"}, findings(run)
-    assert set(levels) >= {"logits", "randomness", "gradients", "gradient-precision", "eps-zero", "eps-order", "huge-budget",
-                           "more-effort", "one-step", "masked-gradient", "attacked-labels", "rows"}  # fmt: skip
+    assert set(levels) >= {"logits", "randomness", "gradients", "gradient-precision", "eps-zero", "eps-order",
+                           "huge-budget", "more-effort", "one-step", "masked-gradient", "attacked-labels",
+                           "rows"}  # fmt: skip
 
 
 class Scaled(Linear):
@@ -257,19 +258,27 @@ def square_alone(k: int) -> dict[tuple[str, str], list[bool]]:
 @pytest.mark.parametrize(
     ("rule", "changes", "level", "words"),
     [
-        ("eps-order", {("diagnose/pgd", "4/255"): right(30), ("diagnose/pgd", "8/255"): right(60)}, "fail", "30.0 %, but"),
-        ("eps-order", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/fgsm", "8/255"): right(60)}, "warn", "30.0 %, but"),
-        ("huge-budget", {(f"diagnose/{a}", "1"): right(40) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "fail", "40.0 %"),
-        ("huge-budget", {(f"diagnose/{a}", "1"): right(5) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}, "warn", "5.0 %"),
+        ("eps-order", {("diagnose/pgd", "4/255"): right(30), ("diagnose/pgd", "8/255"): right(60)}, "fail",
+         "30.0 %, but"),
+        ("eps-order", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/fgsm", "8/255"): right(60)}, "warn",
+         "30.0 %, but"),
+        ("huge-budget", {(f"diagnose/{a}", "1"): right(40) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")},
+         "fail", "40.0 %"),
+        ("huge-budget", {(f"diagnose/{a}", "1"): right(5) for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")},
+         "warn", "5.0 %"),
         # Both sides of 2 and 10 %.
         ("huge-budget", huge(2), "pass", "at most 2 %"), ("huge-budget", huge(3), "warn", "3.0 %"),
         ("huge-budget", huge(10), "warn", "10.0 %"), ("huge-budget", huge(11), "fail", "11.0 %"),
         # Square breaks 3 and 4 of 100 that the model's own gradient leaves, and leaves as many others.
-        ("masked-gradient", square_alone(3), "pass", "find no more"), ("masked-gradient", square_alone(4), "warn", "4 images"),
-        ("more-effort", {("diagnose/pgd-best", "4/255"): right(90), ("diagnose/pgd", "4/255"): right(60)}, "fail", "with more effort"),
-        ("more-effort", {("diagnose/pgd-best", "4/255"): right(40), ("diagnose/pgd", "4/255"): right(60)}, "warn", "not converged"),
+        ("masked-gradient", square_alone(3), "pass", "find no more"),
+        ("masked-gradient", square_alone(4), "warn", "4 images"),
+        ("more-effort", {("diagnose/pgd-best", "4/255"): right(90), ("diagnose/pgd", "4/255"): right(60)}, "fail",
+         "with more effort"),
+        ("more-effort", {("diagnose/pgd-best", "4/255"): right(40), ("diagnose/pgd", "4/255"): right(60)}, "warn",
+         "not converged"),
         ("one-step", {("diagnose/fgsm", "4/255"): right(30), ("diagnose/pgd", "4/255"): right(60),
-                      ("diagnose/pgd-best", "4/255"): right(60), ("diagnose/transfer-symvit", "4/255"): right(60)}, "fail", "but diagnose/pgd"),
+                      ("diagnose/pgd-best", "4/255"): right(60), ("diagnose/transfer-symvit", "4/255"): right(60)},
+                      "fail", "but diagnose/pgd"),
         ("masked-gradient", {("diagnose/square", "8/255"): right(2), **{(f"diagnose/{a}", "8/255"): right(60)
                        for a in ("fgsm", "pgd", "pgd-best", "transfer-symvit")}}, "fail", "58 images"),
         ("masked-gradient", {("diagnose/square", "8/255"): right(60)[::-1], **{(f"diagnose/{a}", "8/255"): right(45)
@@ -360,10 +369,13 @@ def test_square_after_gradients_is_noted(tmp_path):
 @pytest.mark.parametrize(
     ("threat", "attack", "level", "words"),
     [
-        ({"norm": "l2", "eps": ["8/255"]}, {"method": "PGDL2", "parameters": {"steps": 2, "alpha": "0.5 eps"}}, "warn", "was an L-inf budget meant"),
-        ({"eps": ["8/255"]}, {"method": "PGD", "parameters": {"steps": 2, "alpha": 0.1}}, "warn", "longer than the ball is wide"),
+        ({"norm": "l2", "eps": ["8/255"]}, {"method": "PGDL2", "parameters": {"steps": 2, "alpha": "0.5 eps"}}, "warn",
+         "was an L-inf budget meant"),
+        ({"eps": ["8/255"]}, {"method": "PGD", "parameters": {"steps": 2, "alpha": 0.1}}, "warn",
+         "longer than the ball is wide"),
         ({"eps": ["8/255"]}, {"method": "PGD", "parameters": {"steps": 3, "alpha": 0.001}}, "warn", "do not reach"),
-        ({"eps": ["8/255", "0"]}, {"method": "PGD", "parameters": {"steps": 4, "alpha": "0.25 eps"}}, "pass", "fit each other"),
+        ({"eps": ["8/255", "0"]}, {"method": "PGD", "parameters": {"steps": 4, "alpha": "0.25 eps"}}, "pass",
+         "fit each other"),
     ],
 )  # fmt: skip
 def test_numbers_that_people_mix_up(noise_samples, tmp_path, threat, attack, level, words):
@@ -376,8 +388,14 @@ def test_numbers_that_people_mix_up(noise_samples, tmp_path, threat, attack, lev
 
 
 def test_every_method_has_a_kind():
-    assert set(registry.METHODS) == attack_strength.ONE_STEP | attack_strength.ITERATED | attack_strength.BLACK_BOX
-    assert next(iter(RULES)) == "rows"
+    assert {name: method.search for name, method in registry.METHODS.items()} == SEARCHES
+
+
+def test_findings_come_in_one_order_whatever_was_imported_first(honest):
+    assert set(ORDER) <= set(RULES)
+    assert rules_of(honest)[: len(ORDER)] == list(ORDER)
+    shown = [f.rule for f in findings(honest)]
+    assert shown == [name for name in ORDER if name in shown]
 
 
 def test_a_run_without_health_has_no_findings_of_it(honest):

@@ -22,14 +22,21 @@ ROOT = Path(__file__).parents[2]
 FGSM = [load_suite("fgsm").with_eps(["1/255", "4/255"])]
 
 
-def two_forks(scenario, folder):
-    """Runs by one and by two processes, and how many chunks each of the two wrote, by attack."""
-    command = [sys.executable, "-m", "tests.helpers.together", "forks", scenario, str(folder)]
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """A folder with the runs of each scenario of the helper, which is started once."""
+    folder = tmp_path_factory.mktemp("forks")
+    command = [sys.executable, "-m", "tests.helpers.together", "forks", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    one, two = Run.open(folder / "one"), Run.open(folder / "two")
+    return folder
+
+
+def results(folder):
+    """Runs by one and by two processes, and how many chunks each of the two wrote, by attack."""
     assert not list((folder / "two" / "claims").iterdir())
-    return one, two, Counter(tuple(line.split()[:2]) for line in (folder / "log").read_text().splitlines())
+    wrote = Counter(tuple(line.split()[:2]) for line in (folder / "log").read_text().splitlines())
+    return Run.open(folder / "one"), Run.open(folder / "two"), wrote
 
 
 def counts(run):
@@ -45,8 +52,8 @@ def same(shared, alone):
     assert [s.text for s in shared.statuses] == [s.text for s in alone.statuses]
 
 
-def test_two_processes_give_what_one_gives_failures_included(tmp_path):
-    one, two, wrote = two_forks("equal", tmp_path)
+def test_two_processes_give_what_one_gives_failures_included(forks):
+    one, two, wrote = results(forks / "equal")
     same(two, one)
     assert all(wrote[who, "fgsm"] for who in "01")
     assert list(one.rows[one.rows["perturbation"] == "own"].groupby("model").size()) == [8, 8]
@@ -57,24 +64,24 @@ def test_two_processes_give_what_one_gives_failures_included(tmp_path):
         (lost, "clean"): ("CheckpointError: torn", 0),
     }
     # Rows beyond the failure were written, and do not count.
-    beyond = [file for file in (tmp_path / "two" / "rows").glob("*/own/*.parquet") if int(file.stem) > 8]
+    beyond = [file for file in (forks / "equal" / "two" / "rows").glob("*/own/*.parquet") if int(file.stem) > 8]
     assert beyond
     assert counts(two)[first, "own"] == 8
 
 
-def test_what_failed_in_another_process_has_failed(tmp_path):
-    _, two, _ = two_forks("other_fails", tmp_path)
-    failed = int((tmp_path / "failed").read_text())
+def test_what_failed_in_another_process_has_failed(forks):
+    _, two, _ = results(forks / "other_fails")
+    failed = int((forks / "other_fails" / "failed").read_text())
     failure = two.summary.failures[two.models[0], "own"]
     assert (failure.reason, failure.first) == ("RuntimeError: only here", failed)
-    assert not list((tmp_path / "two" / "rows").glob(f"*/own/{failed:07d}.parquet"))  # nor tried again
+    assert not list((forks / "other_fails" / "two" / "rows").glob(f"*/own/{failed:07d}.parquet"))  # nor tried again
     assert [s.text for s in two.statuses if str(s.cell.attack) == "own"] == ["failed: RuntimeError: only here"]
     assert all(s.complete for s in two.statuses if str(s.cell.attack) != "own")
 
 
-def test_the_chunk_of_a_killed_process_is_taken_over(tmp_path):
-    one, two, wrote = two_forks("killed", tmp_path)
-    assert (tmp_path / "killed").exists()
+def test_the_chunk_of_a_killed_process_is_taken_over(forks):
+    one, two, wrote = results(forks / "killed")
+    assert (forks / "killed" / "killed").exists()
     pd.testing.assert_frame_equal(two.rows, one.rows)
     assert two.health == one.health
     assert all(s.complete for s in two.statuses)
@@ -82,13 +89,14 @@ def test_the_chunk_of_a_killed_process_is_taken_over(tmp_path):
     assert wrote["0", "own"] == 15
 
 
-def test_a_slow_process_does_less(tmp_path):
-    one, two, wrote = two_forks("slow", tmp_path)
+def test_a_slow_process_does_less(forks):
+    one, two, wrote = results(forks / "slow")
     same(two, one)
     assert wrote["0", "own"] + wrote["1", "own"] == 15
     assert 1 <= wrote["1", "own"] < wrote["0", "own"]
 
 
+@pytest.mark.slow
 def test_padding_adds_no_samples(tmp_path):
     """Ten images for four processes in batches of three; the first is wrong and the others are right."""
     command = [sys.executable, "-m", "tests.helpers.killed", "padding", str(tmp_path), "0", "4"]
@@ -145,7 +153,7 @@ def test_two_requests_begun_in_one_moment_do_not_share_a_folder(tmp_path, monkey
         path.write_bytes((tmp_path / "other" / "run.json").read_bytes())
 
     monkeypatch.setattr(store, "write_whole", late)
-    with pytest.raises(RunError, match="holds another request .*seed"):
+    with pytest.raises(RunError, match=r"holds another request .*seed"):
         evaluate([tiny()], noise(), FGSM, tmp_path / "run", batch_size=7)
 
 
@@ -184,6 +192,7 @@ def alone(tmp_path_factory):
     return Run.open(folder / "one")
 
 
+@pytest.mark.slow
 def test_the_command_line_under_torchrun(tmp_path, alone):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "robustkpca", *OPTIONS]
     done = subprocess.run(
@@ -195,6 +204,7 @@ def test_the_command_line_under_torchrun(tmp_path, alone):
     same(Run.open(tmp_path / "two"), alone)
 
 
+@pytest.mark.slow
 def test_tasks_of_a_slurm_array_share_a_run(tmp_path, alone):
     """Two commands that know nothing of each other; each waits for the whole run and shows it."""
     tasks = [

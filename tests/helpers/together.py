@@ -174,7 +174,7 @@ def forks(name: str, folder: Path) -> None:
 
 def command(folder: Path, arguments: list[str]) -> None:
     """The command line, which meets its other half at the first rows."""
-    from robustkpca.__main__ import main
+    from robustkpca.cli import main
 
     who = os.environ["SLURM_ARRAY_TASK_ID"]
     wait, write = meet(folder, who), RunStore.write_rows
@@ -191,6 +191,8 @@ def command(folder: Path, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "forks":
-        forks(sys.argv[2], Path(sys.argv[3]))
+        for name in SCENARIOS:
+            (Path(sys.argv[2]) / name).mkdir()
+            forks(name, Path(sys.argv[2]) / name)
     else:
         command(Path(sys.argv[2]), sys.argv[3:])

@@ -8,12 +8,14 @@ import subprocess
 import numpy as np
 import pytest
 
-from robustkpca.diagnosis.findings import findings
+from robustkpca.diagnosis.findings import RULES, findings
+from robustkpca.diagnosis.rules import Rule
 from robustkpca.errors import RunError, SpecError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import RPCSettings
-from robustkpca.report import plots, report
+from robustkpca.report import paper_tables, plots, report, run_tables
 from robustkpca.report.summary import summary
+from robustkpca.results import accuracy, comparison, imagenet_c
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import AttackId
 from robustkpca.suites.suite import Suite, load_suite
@@ -121,18 +123,21 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(run, tmp_path, widt
     page = report.write([run], tmp_path / "r.html")[0]
     probe = "<script>document.title = JSON.stringify({w: document.documentElement.scrollWidth, " \
             "inner: window.innerWidth, images: [...document.images].map(i => i.naturalWidth), " \
-            "ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor})</script>"  # fmt: skip
+            "ink: getComputedStyle(document.body).color, " \
+            "paper: getComputedStyle(document.body).backgroundColor})</script>"  # fmt: skip
     # An old headless window is no narrower than 500 px: the page is shown in a frame of the width asked for.
     probed = page.with_name("probed.html")
     probed.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
     frame = page.with_name("frame.html")
     frame.write_text(
-        f'<iframe id=f src="probed.html" width={width} height=900></iframe><script>document.getElementById("f").onload = '
+        f'<iframe id=f src="probed.html" width={width} height=900></iframe>'
+        '<script>document.getElementById("f").onload = '
         "e => document.body.append(e.target.contentDocument.title)</script>"
     )
     done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
          "--virtual-time-budget=3000", "--window-size=1300,1000", "--dump-dom", f"file://{frame}"],
         capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
@@ -180,6 +185,42 @@ def test_the_summary_is_computed(run):
     assert "the largest clear difference is -100.0 points" in lines
     assert f"{run.models[0]} 100.0 (88.6–100.0) % right" in lines
     assert "Not run: autoattack and adaptive" in lines
+
+
+def test_a_report_computes_once(run, tmp_path, monkeypatch):
+    """Results and findings of a run are worked out once, however many parts of the report ask for them."""
+    tables, judged, compared = [], [], []
+    table, clean = accuracy.Results._record, RULES["rows"]
+    monkeypatch.setattr(
+        accuracy.Results, "_record", lambda self, m, c: tables.append((m, *c.texts)) or table(self, m, c)
+    )
+    counted = Rule(clean.name, lambda model: judged.append(model.name) or clean.judge(model), clean.tasks)
+    monkeypatch.setitem(RULES._registered, "rows", counted)
+    pairs = comparison._compare
+    monkeypatch.setattr(comparison, "_compare", lambda r, b: compared.append(b) or pairs(r, b))
+    fresh = Run.open(run.path)
+    report.write([fresh], tmp_path / "r.md")
+    assert len(tables) == len(set(tables)) == len(fresh.models) * len(fresh.cells)
+    assert judged == fresh.models
+    assert compared == [fresh.models[0]]
+    assert accuracy.results_of(fresh) is accuracy.results_of(fresh)
+    assert accuracy.results_of(fresh).table is accuracy.results_of(fresh).table
+
+
+def test_means_of_corruptions_come_from_one_place(run, monkeypatch):
+    """Another `generated_means` changes what tables, summary, plots and paper tables show."""
+    means = imagenet_c.generated_means
+    monkeypatch.setattr(imagenet_c, "generated_means", lambda *a: means(*a).assign(value=0.123))
+    long, suite = accuracy.results_of(run).table, run.suites[1]
+    cells = next(view for view in run_tables.views(run) if "(some)" in view.title).cells
+    assert (cells.loc[["fog", "contrast", "mean"]] == "12.3").all(axis=None)
+    assert f"{run.models[0]} 12.3 %" in " ".join(summary(run, findings(run)))
+    values = paper_tables.corruptions([run]).values()
+    assert values.to_numpy() == pytest.approx(87.7)
+    assert len(suite.specs) == 2
+    monkeypatch.undo()
+    by_hand = long[(long["suite"] == "some") & (long["model"] == run.models[0])]["value"].mean()
+    assert f"{run.models[0]} {100 * by_hand:.1f} %" in " ".join(summary(run, findings(run)))
 
 
 def test_paths_that_cannot_be(run, tmp_path):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from robustkpca import corruptions
 from robustkpca.attacks import engine, registry
-from robustkpca.errors import SpecError, unknown
+from robustkpca.corruptions.registry import METHODS
+from robustkpca.errors import SpecError
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.budget import Budget
 from robustkpca.suites.threat import Ball, Threat
@@ -28,6 +29,9 @@ class BallAttack(Perturbation):
 
     def passes(self, spec: AttackSpec, budget: Budget) -> float:
         return registry.passes(spec) if budget.value > 0 else 0.0
+
+    def search(self, spec: AttackSpec) -> str:
+        return registry.METHODS[spec.method].search
 
     def decided_by_batch(self, spec: AttackSpec) -> bool:
         return registry.METHODS[spec.method].draws == "batch"
@@ -72,11 +76,10 @@ def _ball(threat: Threat) -> Ball:
 class Corruption(Perturbation):
     """A generated corruption; its budget is the severity."""
 
-    known = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
-
     def check(self, spec: AttackSpec, threat: Threat) -> None:
-        if spec.method not in self.known:
-            raise SpecError(unknown("corruption", spec.method, self.known))
+        if not callable(function := METHODS[spec.method]):
+            raise SpecError(f"corruption {spec.method}: expected a function (images, severity, generators) -> images, "
+                            f"got {function!r:.80}")
 
     def passes(self, spec: AttackSpec, budget: Budget) -> float:
         return 1.0  # making a corruption costs about a forward pass of a small model
