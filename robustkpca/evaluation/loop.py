@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ class _Log:
     def __init__(self, record: Record) -> None:
         self._record, self.times, self.failures = record, dict(record.times), dict(record.failures)
 
-    @contextmanager
+    @contextlib.contextmanager
     def timed(self, attack: str, samples: int) -> Iterator[None]:
         """Note the wall time of the block, and how many samples times budgets it was for."""
         start = time.perf_counter()
