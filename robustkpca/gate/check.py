@@ -226,7 +226,8 @@ def _same(left: pd.DataFrame, right: pd.DataFrame) -> bool:
     """Whether two frames hold the same samples and values, in whatever order."""
     if not left.index.equals(right.index):  # sorting takes most of the time of a check
         left, right = left.sort_index(), right.sort_index()
-    return left.equals(right)
+    same: bool = left.equals(right)
+    return same
 
 
 def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
