@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +24,10 @@ from robustkpca.cli.options import (
 from robustkpca.cli.show import say, wrote
 from robustkpca.cli.start import interruptible, pick_device, progress_bar
 from robustkpca.errors import SpecError
+
+if TYPE_CHECKING:
+    from robustkpca.models.classifier import Classifier
+    from robustkpca.models.settings import RPCSettings
 
 
 def train(
@@ -102,9 +108,9 @@ def train(
     """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an
     interruption. For several processes: torchrun --nproc-per-node N -m robustkpca train ..."""
     from robustkpca import train as training
-    from robustkpca.models.checkpoints import load_classifier
-    from robustkpca.models.settings import PURSUING, RPCSettings, parse_layers, split_name
+    from robustkpca.datasets.sources import load_images
     from robustkpca.runtime.place import cpus, place
+    from robustkpca.train.training import TrainingOptions
 
     flags = {
         "epochs": epochs,
@@ -119,84 +125,102 @@ def train(
     }
     overrides = training.parse_settings(changes or []) | {k: v for k, v in flags.items() if v is not None}
     chosen = training.load_recipe(recipe) if recipe else None
-    attacks = {"--eps": eps, "--attack-steps": attack_steps, "--beta": beta}
     method = overrides.get("adversarial", chosen.adversarial if chosen else "none")
-    if method == "none" and (idle := [flag for flag, value in attacks.items() if value is not None]):
-        raise SpecError(
-            f"{', '.join(idle)}: of adversarial training; expected --adversarial pgd-at or trades beside it"
-        )
-    pursues = split_name(model)[0] in PURSUING
-    rpc_flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
-    given = [flag for flag, value in rpc_flags.items() if value is not None]
-    rpc = None
-    if given and not pursues:
-        raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
-    if pursues and start is None:
-        if iterations is None or lam is None:
-            raise SpecError(f"train {model}: expected --iterations and --lambda (the paper's tiny models: 4 and 4)")
-        rpc = RPCSettings.parse(
-            {"iterations": iterations, "lambda": lam, "layers": parse_layers(layers or "first")}, "RPC settings"
-        )
+    _refuse_idle(method, {"--eps": eps, "--attack-steps": attack_steps, "--beta": beta})
+    rpc = _rpc_settings(model, iterations, lam, layers, needed=start is None)
     where, here = pick_device(device), place()
-    begin = None
-    if start is not None:
-        begin = load_classifier(
-            model,
-            start,
-            iterations=iterations,
-            lam=lam,
-            layers=None if layers is None else parse_layers(layers),
-            img_size=img_size,
-        )
-    from robustkpca.datasets.sources import load_images
-
+    initial = None if start is None else _initial(model, start, iterations, lam, layers, img_size)
     samples = load_images(data, split="train", limit=limit, seed=seed)
     if workers is None:
         workers = 0 if where == "cpu" else min(8, cpus() // here.local_world)
-    progress = progress_bar(disable=here.rank > 0)
-    bar = progress.add_task(f"train {model}", total=None)
+    with _shown(f"train {model}", out_file, quiet=here.rank > 0) as (on_step, on_epoch):
+        options = TrainingOptions(
+            rpc=rpc,
+            recipe=chosen,
+            overrides=overrides,
+            start=initial,
+            seed=seed,
+            holdout=holdout,
+            projection_loss=projection_loss,
+            img_size=img_size,
+            device=where,
+            workers=workers,
+            here=here,
+            fresh=fresh,
+            board=board,
+            on_epoch=on_epoch,
+            on_step=on_step,
+            on_notice=say if here.rank == 0 else None,
+        )
+        training.run(model, samples, out_file, options)
+    if here.rank == 0:
+        wrote(out_file)
+
+
+def _refuse_idle(method: str, values: Mapping[str, object]) -> None:
+    """Raises SpecError for flags of adversarial training beside a `method` that is none."""
+    if method == "none" and (idle := [flag for flag, value in values.items() if value is not None]):
+        raise SpecError(
+            f"{', '.join(idle)}: of adversarial training; expected --adversarial pgd-at or trades beside it"
+        )
+
+
+def _rpc_settings(
+    model: str, iterations: int | None, lam: float | None, layers: str | None, *, needed: bool
+) -> RPCSettings | None:
+    """Settings of RPC-Attention from the flags; None for a model without it, and where they are not `needed`."""
+    from robustkpca.models.settings import PURSUING, RPCSettings, parse_layers, split_name
+
+    pursues = split_name(model)[0] in PURSUING
+    flags = {"--iterations": iterations, "--lambda": lam, "--layers": layers}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given and not pursues:
+        raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
+    if not (pursues and needed):
+        return None
+    if iterations is None or lam is None:
+        raise SpecError(f"train {model}: expected --iterations and --lambda (the paper's tiny models: 4 and 4)")
+    values = {"iterations": iterations, "lambda": lam, "layers": parse_layers(layers or "first")}
+    settings: RPCSettings = RPCSettings.parse(values, "RPC settings")
+    return settings
+
+
+def _initial(
+    model: str, file: Path, iterations: int | None, lam: float | None, layers: str | None, img_size: int | None
+) -> Classifier:
+    """The model of the weights to start from."""
+    from robustkpca.models.checkpoints import load_classifier
+    from robustkpca.models.settings import parse_layers
+
+    parsed = None if layers is None else parse_layers(layers)
+    return load_classifier(model, file, iterations=iterations, lam=lam, layers=parsed, img_size=img_size)
+
+
+@contextlib.contextmanager
+def _shown(
+    title: str, out_file: Path, *, quiet: bool
+) -> Iterator[tuple[Callable[[int, int], None], Callable[[dict[str, Any]], None]]]:
+    """What is told each step and each epoch: a progress bar, and the epoch's row. An interruption says what is left."""
+    progress = progress_bar(disable=quiet)
+    bar = progress.add_task(title, total=None)
 
     def on_step(step: int, total: int) -> None:
         progress.start()  # not before: what is refused has no bar
         progress.update(bar, completed=step, total=total)
 
-    def on_epoch(figures: dict[str, float]) -> None:
-        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in figures.items() if k != "model"}
+    def on_epoch(row: dict[str, Any]) -> None:
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items() if k != "model"}
         progress.console.print("  ".join(f"{k} {v}" for k, v in shown.items()), highlight=False, soft_wrap=True)
 
-    def kept() -> str:
+    def left() -> str:
         state = out_file.with_suffix(".pth")
-        return (
-            f"complete epochs are kept in {state}; the same command goes on"
-            if state.exists()
-            else "nothing was kept yet"
-        )
+        if not state.exists():
+            return "nothing was kept yet"
+        return f"complete epochs are kept in {state}; the same command goes on"
 
     try:
-        with interruptible(kept):
-            training.run(
-                model,
-                samples,
-                out_file,
-                rpc=rpc,
-                recipe=chosen,
-                overrides=overrides,
-                start=begin,
-                seed=seed,
-                holdout=holdout,
-                projection_loss=projection_loss,
-                img_size=img_size,
-                device=where,
-                workers=workers,
-                here=here,
-                fresh=fresh,
-                board=board,
-                on_epoch=on_epoch,
-                on_step=on_step,
-                on_notice=say if here.rank == 0 else None,
-            )
+        with interruptible(left):
+            yield on_step, on_epoch
     finally:
         if progress.live.is_started:
             progress.stop()
-    if here.rank == 0:
-        wrote(out_file)

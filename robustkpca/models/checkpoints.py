@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import timm
 import torch
@@ -56,31 +56,49 @@ def save(path: Path, state: Mapping[str, Tensor], settings: ModelSettings, train
     write_whole(path, lambda part: part.write_bytes(content), error=CheckpointError)
 
 
+class LoadSettings(TypedDict, total=False):
+    """How weights are loaded; None and an empty tuple: as the file says.
+
+    weights: raw or EMA weights of a file that has both (default: raw). iterations, lam, layers: complete or override
+    the file's settings of RPC-Attention. heads: of weights whose size is none of the known ones. img_size: side in
+    pixels; other than the file's resamples the position embeddings. classes: names of the logits where the file has
+    none.
+    """
+
+    weights: Which
+    iterations: int | None
+    lam: float | None
+    layers: str | tuple[int, ...] | None
+    heads: int | None
+    img_size: int | None
+    classes: tuple[str, ...]
+
+
 def load_classifier(
     model: str | None = None,
     checkpoint: Path | str | None = None,
     *,
-    weights: Which = "raw",
-    iterations: int | None = None,
-    lam: float | None = None,
-    layers: str | tuple[int, ...] | None = None,
-    heads: int | None = None,
-    img_size: int | None = None,
-    classes: tuple[str, ...] = (),
     device: str | torch.device = "cpu",
+    **options: Unpack[LoadSettings],
 ) -> Classifier:
     """A classifier by name, by file, or both.
 
     `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a
     `checkpoint`, or what timm resolves, `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given).
-    `weights` chooses between a file's raw and EMA weights. `iterations`, `lam` and `layers` complete or override the
-    RPC settings of the file. `img_size` other than the file's resamples the position embeddings. `classes` names the
-    logits where the file does not. Loading is strict. What was done to a file's weights is in the classifier's
-    `notes`. Raises SpecError for unknown names, CheckpointError for files that do not fit.
+    `options`: see LoadSettings. Loading is strict. What was done to a file's weights is in the classifier's `notes`.
+
+    Raises:
+        SpecError: an unknown name, or settings that the model does not have.
+        CheckpointError: a file that does not fit.
     """
+    if unexpected := options.keys() - LoadSettings.__annotations__.keys():
+        raise TypeError(f"load_classifier() got an unexpected keyword argument {min(unexpected)!r}")
+    weights, classes = options.get("weights", "raw"), options.get("classes", ())
+    heads, img_size = options.get("heads"), options.get("img_size")
     if checkpoint is None and model is None:
         raise SpecError("expected a model name or a checkpoint")
-    overrides = {k: v for k, v in (("iterations", iterations), ("lambda", lam), ("layers", layers)) if v is not None}
+    rpc = {"iterations": options.get("iterations"), "lambda": options.get("lam"), "layers": options.get("layers")}
+    overrides = {name: value for name, value in rpc.items() if value is not None}
     if model is not None and model.startswith(TIMM):
         if overrides:
             raise SpecError(f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
@@ -110,18 +128,23 @@ def load_classifier(
         if trained != settings.rpc:
             notes.append(f"{TRAINED_AS}{trained.label}, lambda {trained.lam:g}")
     if img_size is not None and img_size != settings.preprocessing.img_size:
-        assert settings.patch_size is not None
-        if img_size % settings.patch_size:
-            raise SpecError(f"--img-size: expected a multiple of the patch size {settings.patch_size}, got {img_size}")
-        grids = (settings.preprocessing.img_size // settings.patch_size, img_size // settings.patch_size)
-        state["pos_embed"], note = _resample(state["pos_embed"], *grids, prefix=1)
+        settings, state["pos_embed"], note = _at_size(settings, state["pos_embed"], img_size)
         notes.append(note)
-        sized = settings.preprocessing.model_copy(update={"img_size": img_size})
-        settings = settings.model_copy(update={"preprocessing": sized})
     network = build_network(settings)
     _load_strictly(network, state, f"{about} does not fit {settings.title}")
     source = f"embedded:{path.stem}" if checkpoint is None else str(checkpoint)
     return Classifier(network, settings, source=source, notes=tuple(notes)).to(device)
+
+
+def _at_size(settings: ModelSettings, embedding: Tensor, img_size: int) -> tuple[ModelSettings, Tensor, str]:
+    """Settings and position embeddings for images of another size, and a note of what was done."""
+    patch, preprocessing = settings.patch_size, settings.preprocessing
+    assert patch is not None
+    if img_size % patch:
+        raise SpecError(f"--img-size: expected a multiple of the patch size {patch}, got {img_size}")
+    resampled, note = _resample(embedding, preprocessing.img_size // patch, img_size // patch, prefix=1)
+    sized = preprocessing.model_copy(update={"img_size": img_size})
+    return settings.model_copy(update={"preprocessing": sized}), resampled, note
 
 
 def _resample(embedding: Tensor, old: int, new: int, prefix: int) -> tuple[Tensor, str]:

@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
@@ -92,57 +94,142 @@ def accuracy(classifier: Classifier, samples: Samples, batch_size: int = 500) ->
     return int((predictions == labels).sum()) / len(samples)
 
 
-def run(
-    model: str,
-    samples: Samples,
-    out: Path,
-    *,
-    rpc: RPCSettings | None = None,
-    recipe: Recipe | None = None,
-    overrides: dict[str, Any] | None = None,
-    start: Classifier | None = None,
-    seed: int = 0,
-    holdout: int = 0,
-    projection_loss: int = 0,
-    img_size: int | None = None,
-    device: str = "cpu",
-    workers: int = 0,
-    here: Place = ALONE,
-    fresh: bool = False,
-    board: Path | None = None,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
-    on_step: Callable[[int, int], None] | None = None,
-    on_notice: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What a training may be told beside model, data and file.
+
+    rpc: settings of RPC-Attention, for a model that has it.
+    recipe: None: the one of the data (`recipe_for`). overrides: values instead of the recipe's.
+    start: start from these weights, of the same classes. Their settings are then the model's: `model`, `rpc`,
+        `img_size` and the recipe's patch size do not count.
+    seed: of every draw. holdout: so many images, drawn with the seed, are left out and scored after each epoch.
+    projection_loss: that of kernel PCA on so many fixed images after each epoch (mean over images, heads and layers;
+        queries and keys as they are, where the paper's figure has a ViT that standardises them).
+    img_size: side in pixels; None: 224 where the recipe crops, else the data's.
+    device, workers: where it runs, and processes that open pictures, where the recipe opens them (see Recipe).
+    here: which of several processes this is; the batch is divided among them, the first one writes.
+    fresh: start over, whatever state is there. board: folder for TensorBoard.
+    on_epoch is told each epoch's row of the log, on_step the steps done and in all, on_notice what the user should
+    know.
+    """
+
+    rpc: RPCSettings | None = None
+    recipe: Recipe | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    start: Classifier | None = None
+    seed: int = 0
+    holdout: int = 0
+    projection_loss: int = 0
+    img_size: int | None = None
+    device: str = "cpu"
+    workers: int = 0
+    here: Place = ALONE
+    fresh: bool = False
+    board: Path | None = None
+    on_epoch: Callable[[dict[str, Any]], None] | None = None
+    on_step: Callable[[int, int], None] | None = None
+    on_notice: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is settled before the first step. `held`: images to score; `probe`: images for the projection loss."""
+
+    settings: ModelSettings
+    recipe: Recipe
+    source: Stored | Pictures
+    labels: torch.Tensor
+    order: Order
+    steps: int  # of an epoch
+    used: int
+    held: Samples | None
+    probe: Samples | None
+    request: dict[str, Any]
+
+
+def run(model: str, samples: Samples, out: Path, options: TrainingOptions | None = None, **rest: Any) -> dict[str, Any]:
     """Train `model` on `samples`, write a self-contained checkpoint to `out` (safetensors), return its record.
 
-    `recipe`, else the one of the data (`recipe_for`), changed by `overrides`. `start`: begin from these weights, of
-    the same classes, and not from fresh ones; its settings are then the model's, and `model`, `rpc`, `img_size` and
-    the recipe's patch size say nothing. `holdout` images, drawn with the seed, are kept out and scored after each
-    epoch. `projection_loss`: that of kernel PCA on so many fixed images after each epoch (mean over images, heads and
-    layers; queries and keys as they are, where the paper's figure has a ViT that standardises them). `workers`:
-    processes that open pictures, where the recipe opens them (see Recipe). `here`: which of several processes this
-    is; the batch is divided among them, the first one writes. `board`: folder for TensorBoard.
+    `rest`: fields of TrainingOptions, for those who do not build one. The state beside `out` is gone on from unless
+    `fresh`.
 
-    The state beside `out` is gone on from unless `fresh`. Raises RunError when it is of other settings, data or seed,
-    TrainingError at the first loss or gradient that is not finite; the state of the last complete epoch stays.
+    Raises:
+        RunError: the state is of other settings, data or seed.
+        TrainingError: the first loss or gradient that is not finite; the state of the last complete epoch stays.
     """
-    recipe = (recipe or RECIPES[recipe_for(samples.name.partition(":")[0])]).but(**overrides or {})
-    if start:
-        if start.settings.patch_size is None:
-            raise SpecError(f"train: expected one of our own models to start from, got {start.title}")
-        recipe = recipe.but(patch_size=start.settings.patch_size)
+    options = replace(options or TrainingOptions(), **rest)
+    recipe = _recipe(samples, options)
     state_file, log_file = companions(out)
+    job = _prepare(model, samples, recipe, options)
+    leads = options.here.rank == 0
+    if options.fresh and leads:
+        # Not to be gone on from if this training breaks before it has a state of its own.
+        state_file.unlink(missing_ok=True)
+    earlier = None if options.fresh else load_state(state_file, job.request)
+    record = _record(job, samples, options)
+    if earlier:
+        record["epochs"] = earlier["training"]["epochs"]
+    epochs: list[dict[str, Any]] = record["epochs"]
+    if epochs:
+        if leads:
+            write_log(log_file, epochs)  # the state may have been written without it
+        if options.on_notice:
+            what = "complete" if len(epochs) == job.recipe.epochs else "going on from there"
+            options.on_notice(f"{state_file} holds {len(epochs)} of {job.recipe.epochs} epochs: {what}")
+    show = tensorboard(options.board, epochs) if options.board and leads else None
+    network = _network(job, options)
+    with _together(options.here, options.device):
+        trainer = Trainer(
+            network, job.settings, job.recipe,
+            steps=job.steps, seed=options.seed, device=options.device, here=options.here,
+        )  # fmt: skip
+        if earlier:
+            trainer.load(earlier)
+        before, began = epochs[-1]["seconds"] if epochs else 0.0, time.monotonic()
+        for epoch in range(len(epochs) + 1, job.recipe.epochs + 1):
+            loss = _train_epoch(trainer, job, epoch, options, state_file)
+            if not leads:
+                continue
+            classifier = Classifier(network, job.settings).to(options.device)
+            seconds = round(before + time.monotonic() - began, 1)
+            row = {
+                "epoch": epoch, "model": job.settings.title, "train_loss": loss, "lr": trainer.lr, "seconds": seconds,
+                **_scores(classifier, job),
+            }  # fmt: skip
+            epochs.append(row)
+            save_state(state_file, trainer.state(), job.request, job.settings, record)
+            write_log(log_file, epochs)
+            for tell in (show, options.on_epoch):
+                if tell:
+                    tell(row)
+    if leads:
+        checkpoints.save(out, network.state_dict(), job.settings, record)
+    return record
+
+
+def _recipe(samples: Samples, options: TrainingOptions) -> Recipe:
+    """The recipe with all that overrides it. Raises SpecError where the model to start from is none of ours."""
+    recipe = (options.recipe or RECIPES[recipe_for(samples.name.partition(":")[0])]).but(**options.overrides)
+    if options.start is None:
+        return recipe
+    if options.start.settings.patch_size is None:
+        raise SpecError(f"train: expected one of our own models to start from, got {options.start.title}")
+    return recipe.but(patch_size=options.start.settings.patch_size)
+
+
+def _prepare(model: str, samples: Samples, recipe: Recipe, options: TrainingOptions) -> _Job:
+    """Everything else that is settled before the first step. Raises for what cannot be trained."""
+    seed, holdout, start = options.seed, options.holdout, options.start
     if not 0 <= holdout < len(samples):
         raise DataError(f"--holdout: expected 0 to {len(samples) - 1}, got {holdout}")
-    settings, source = _inputs(model, samples, recipe, seed, rpc=rpc, start=start, img_size=img_size)
+    settings, source = _inputs(model, samples, recipe, options)
     labels = torch.from_numpy(samples.labels_for(settings))
     shuffled = torch.randperm(len(samples), generator=generator(seed, "holdout")).numpy()
     used = np.sort(shuffled[holdout:])
     held = samples.take(np.sort(shuffled[:holdout])) if holdout else None
-    order = Order(used, recipe, seed, here)
-    steps = len(order.batches(1))
-    probe = samples.take(used[:: max(1, len(used) // projection_loss)][:projection_loss]) if projection_loss else None
+    order = Order(used, recipe, seed, options.here)
+    probes = options.projection_loss
+    probe = samples.take(used[:: max(1, len(used) // probes)][:probes]) if probes else None
     request = plain(
         {
             "classes": settings.classes,
@@ -150,94 +237,70 @@ def run(
             "holdout": holdout,
             "seed": seed,
             "start": start.weights if start else None,
-            "projection_loss": projection_loss,
+            "projection_loss": probes,
             "recipe": recipe.model_dump(),
             "model": settings.model_dump(mode="json", by_alias=True, exclude={"classes"}),
         }
     )
-    leads = here.rank == 0
-    if fresh and leads:
-        state_file.unlink(
-            missing_ok=True
-        )  # not to be gone on from if this training breaks before it has a state of its own
-    earlier = None if fresh else load_state(state_file, request)
-    record: dict[str, Any] = {
-        "recipe": recipe.model_dump(),
-        "seed": seed,
-        "n": len(used),
-        "holdout": holdout,
-        "start": start.weights if start else None,
-        "epochs": earlier["training"]["epochs"] if earlier else [],
+    steps = len(order.batches(1))
+    return _Job(settings, recipe, source, labels, order, steps, len(used), held, probe, request)
+
+
+def _record(job: _Job, samples: Samples, options: TrainingOptions) -> dict[str, Any]:
+    """What the checkpoint says of its training, before the first epoch."""
+    return {
+        "recipe": job.recipe.model_dump(),
+        "seed": options.seed,
+        "n": job.used,
+        "holdout": options.holdout,
+        "start": options.start.weights if options.start else None,
+        "epochs": [],
         "data": {"name": samples.name, "hash": samples.content_hash},
-        "device": device.partition(":")[0],
-        "processes": here.world,
+        "device": options.device.partition(":")[0],
+        "processes": options.here.world,
         "versions": {"robustkpca": __version__, "torch": torch.__version__},
     }
-    epochs: list[dict[str, Any]] = record["epochs"]
-    if epochs:
-        if leads:
-            write_log(log_file, epochs)  # the state may have been written without it
-        if on_notice:
-            what = "complete" if len(epochs) == recipe.epochs else "going on from there"
-            on_notice(f"{state_file} holds {len(epochs)} of {recipe.epochs} epochs: {what}")
-    show = tensorboard(board, epochs) if board and leads else None
-    with seeded(seed, "init"):
-        network = build_network(settings)
-    if start:
-        network.load_state_dict(start.network.state_dict())
-    if probe is not None:
-        analysis.attention_layers(Classifier(network, settings))  # raises where nothing is to be analysed
-    with _together(here, device):
-        trainer = Trainer(network, settings, recipe, steps=steps, seed=seed, device=device, here=here)
-        if earlier:
-            trainer.load(earlier)
-        before, began = epochs[-1]["seconds"] if epochs else 0.0, time.monotonic()
-        for epoch in range(len(epochs) + 1, recipe.epochs + 1):
-            batches = Batches(source, labels, epoch, order.batches(epoch))
-            feed = batches.load(workers if isinstance(source, Pictures) else 0, pinned=device.startswith("cuda"))
-            step = _counted(on_step, (epoch - 1) * steps, recipe.epochs * steps)
-            try:
-                loss = trainer.epoch(epoch, feed, step)
-            except TrainingError as error:
-                good = f"the state after epoch {epoch - 1} is kept in {state_file}" if epoch > 1 else "nothing was kept"
-                raise TrainingError(f"{error}; {good}") from None
-            if not leads:
-                continue
-            figures: dict[str, Any] = {
-                "epoch": epoch,
-                "model": settings.title,
-                "train_loss": loss,
-                "lr": trainer.lr,
-                "seconds": round(before + time.monotonic() - began, 1),
-            }
-            classifier = Classifier(network, settings).to(device)
-            if held is not None:
-                figures["holdout_accuracy"] = accuracy(classifier, held)
-            if probe is not None:
-                figures["projection_loss"] = _projection_loss(classifier, probe)
-            epochs.append(figures)
-            save_state(state_file, trainer.state(), request, settings, record)
-            write_log(log_file, epochs)
-            if show:
-                show(figures)
-            if on_epoch:
-                on_epoch(figures)
-    if leads:
-        checkpoints.save(out, network.state_dict(), settings, record)
-    return record
+
+
+def _network(job: _Job, options: TrainingOptions) -> nn.Module:
+    """The network before the first step: drawn with the seed, or a copy of the weights to start from."""
+    with seeded(options.seed, "init"):
+        network = build_network(job.settings)
+    if options.start:
+        network.load_state_dict(options.start.network.state_dict())
+    if job.probe is not None:
+        analysis.attention_layers(Classifier(network, job.settings))  # raises where nothing is to be analysed
+    return network
+
+
+def _train_epoch(trainer: Trainer, job: _Job, epoch: int, options: TrainingOptions, state_file: Path) -> float:
+    """One epoch; its mean loss."""
+    batches = Batches(job.source, job.labels, epoch, job.order.batches(epoch))
+    workers = options.workers if isinstance(job.source, Pictures) else 0
+    feed = batches.load(workers, pinned=options.device.startswith("cuda"))
+    step = _counted(options.on_step, (epoch - 1) * job.steps, job.recipe.epochs * job.steps)
+    try:
+        return trainer.epoch(epoch, feed, step)
+    except TrainingError as error:
+        good = f"the state after epoch {epoch - 1} is kept in {state_file}" if epoch > 1 else "nothing was kept"
+        raise TrainingError(f"{error}; {good}") from None
+
+
+def _scores(classifier: Classifier, job: _Job) -> dict[str, float | None]:
+    """What is measured after an epoch, by its column in the log."""
+    scores: dict[str, float | None] = {}
+    if job.held is not None:
+        scores["holdout_accuracy"] = accuracy(classifier, job.held)
+    if job.probe is not None:
+        scores["projection_loss"] = _projection_loss(classifier, job.probe)
+    return scores
 
 
 def _inputs(
-    model: str,
-    samples: Samples,
-    recipe: Recipe,
-    seed: int,
-    *,
-    rpc: RPCSettings | None,
-    start: Classifier | None,
-    img_size: int | None,
+    model: str, samples: Samples, recipe: Recipe, options: TrainingOptions
 ) -> tuple[ModelSettings, Stored | Pictures]:
     """Settings of the model that is trained, and what makes its batches."""
+    start, img_size, seed = options.start, options.img_size, options.seed
     given = start.settings.preprocessing if start else None
     if recipe.crop_area:
         to = given or Preprocessing(img_size=img_size or 224, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -249,7 +312,7 @@ def _inputs(
         images = load_pixels(samples, size, channels)
         source, to = Stored(images, recipe, seed), given or preprocessing_of(images)
     if start is None:
-        return settings_for(model, samples, recipe, to, rpc), source
+        return settings_for(model, samples, recipe, to, options.rpc), source
     _same_classes(samples, start.settings)
     return start.settings, source
 
