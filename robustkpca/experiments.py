@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +12,12 @@ from pydantic import Field
 from robustkpca.config import Frozen, data_folder, read_toml
 from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
-from robustkpca.evaluation.loop import Progress, Resources, carry_out
+from robustkpca.evaluation.loop import Resources, carry_out
 from robustkpca.evaluation.plan import Plan
 from robustkpca.models.model import Model, Unusable
 from robustkpca.models.options import ModelOptions, load_model
 from robustkpca.report import paper_tables
 from robustkpca.runs.run import Run
-from robustkpca.runtime.place import ALONE, Place
 from robustkpca.suites.suite import load_suite
 from robustkpca.tasks.base import Options
 
@@ -75,10 +75,10 @@ def load_experiment(name: str) -> Experiment:
     if not name.endswith(".toml") and name not in experiment_names():
         raise SpecError(unknown("experiment", name, experiment_names()) + ", or a path ending in .toml")
     path = Path(name) if name.endswith(".toml") else _folder() / f"{name}.toml"
-    found: Experiment = Experiment.parse(read_toml(path, "experiment"), f"experiment {path.name}")
-    if found.layout not in paper_tables.LAYOUTS:
-        raise SpecError(f"experiment {path.name}: {unknown('layout', found.layout, paper_tables.LAYOUTS)}")
-    return found
+    experiment: Experiment = Experiment.parse(read_toml(path, "experiment"), f"experiment {path.name}")
+    if experiment.layout not in paper_tables.LAYOUTS:
+        raise SpecError(f"experiment {path.name}: {unknown('layout', experiment.layout, paper_tables.LAYOUTS)}")
+    return experiment
 
 
 def load_models(path: Path) -> list[ModelEntry]:
@@ -89,23 +89,34 @@ def load_models(path: Path) -> list[ModelEntry]:
     return [ModelEntry.parse(entry, f"models {path}, number {i}") for i, entry in enumerate(data["model"], start=1)]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How an experiment is run: on which samples, and where.
+
+    in_distribution: `imagenet:DIR`, what imagenet-o is told apart from; None: the data's `imagenet`, if it is given.
+    limit: use at most so many samples, drawn with the seed.
+    """
+
+    in_distribution: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 100
+    device: str = "cpu"
+
+
 def run(
     experiment: Experiment,
     models: Sequence[ModelEntry],
     data: Sequence[str],
     out: Path,
-    *,
-    in_distribution: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 100,
-    workers: int | None = None,
-    device: str = "cpu",
-    here: Place = ALONE,
-    on_progress: Callable[[Progress], None] | None = None,
+    setup: Setup | None = None,
+    resources: Resources | None = None,
 ) -> list[Run]:
-    """Run or resume every part of an experiment in `out`/<data>; `data` gives a `NAME` or `NAME:DIR` for each kind it
-    needs."""
+    """Run or resume every part of an experiment in `out`/<data>, and return the runs in the order of the parts.
+
+    `data` gives a `NAME` or `NAME:DIR` for each kind that the experiment needs.
+    """
+    setup, resources = setup or Setup(), resources or Resources()
     given = {spec.partition(":")[0]: spec for spec in data}
     # A part that names no kind of data takes any: the only one given.
     needed = [part.data for part in experiment.part]
@@ -115,13 +126,13 @@ def run(
             f"experiment {experiment.name}: expected --data for {', '.join(missing)}, got {', '.join(data) or 'none'}"
         )
     plans = []
-    classifiers = [entry.load(device) for entry in models]
+    classifiers = [entry.load(setup.device) for entry in models]
     for part in experiment.part:
         spec = wanted[part.data]
         assert spec is not None
-        inside = in_distribution or given.get("imagenet") if part.data == "imagenet-o" else None
-        samples = load_samples(spec, limit=limit, seed=seed, in_distribution=inside)
+        inside = setup.in_distribution or given.get("imagenet") if part.data == "imagenet-o" else None
+        samples = load_samples(spec, limit=setup.limit, seed=setup.seed, in_distribution=inside)
         suites = [load_suite(name) for name in part.attacks]
-        plans.append((samples.name.replace(":", "-"), Plan(classifiers, samples, suites, Options(seed, batch_size))))
-    resources = Resources(workers, here=here, on_progress=on_progress)
+        plan = Plan(classifiers, samples, suites, Options(setup.seed, setup.batch_size))
+        plans.append((samples.name.replace(":", "-"), plan))
     return [carry_out(plan, out / name, resources) for name, plan in plans]

@@ -35,6 +35,7 @@ from robustkpca.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
     from rich.progress import TaskID
 
     from robustkpca.datasets.samples import Samples
@@ -80,8 +81,6 @@ def analyze(
 ) -> None:
     """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it
     pursues."""
-    import pandas as pd
-
     from robustkpca.datasets.sources import load_images
     from robustkpca.kpca import analysis
     from robustkpca.kpca import page as kpca_page
@@ -119,26 +118,13 @@ def analyze(
     results = _analyze(labels, samples, only or (), batch_size, out_dir / kpca_page.CHUNKS, mark, workers)
     if place().rank > 0:
         raise typer.Exit
-    found: dict[str, list[pd.DataFrame]] = {}
-    warnings = list(failed)
-    for label, result in results.items():
-        for name, table in result.tables.items():
-            table.insert(0, "model", label)
-            found.setdefault(name, []).append(table)
-        warnings += [f"{label}: {text}" for text in result.warnings]
-    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+    tables = _tables(results)
+    warnings = failed + [f"{label}: {text}" for label, result in results.items() for text in result.warnings]
     command = "robustkpca " + shlex.join(sys.argv[1:])
     files = kpca_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
     if place().alone:  # others may still read them
         shutil.rmtree(out_dir / kpca_page.CHUNKS, ignore_errors=True)
-    views = [view for label in labels for view in kpca_page.model_views(tables, label)]
-    shown: list[tuple[str, pd.DataFrame, list[str]]] = []
-    said: set[str] = set()
-    for title, cells, notes in views[::-1]:  # what columns mean is said once, below the last table that has them
-        shown.append((title, cells, [note for note in notes if note not in said]))
-        said.update(notes)
-    for title, cells, notes in shown[::-1]:
-        print_table(title, cells, notes)
+    _print_views([view for label in labels for view in kpca_page.model_views(tables, label)])
     for text in warnings:
         err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     show(f"page, figures and tables: {files[0]}")
@@ -163,12 +149,11 @@ def _analyze(
 
     here, results = place(), {}
 
-    def kept() -> str:
-        return (
-            f"{len([*chunks.glob('*.safetensors')])} chunks are kept in {chunks}; the same command goes on from there"
-        )
+    def left() -> str:
+        done = sum(1 for _ in chunks.glob("*.safetensors"))
+        return f"{done} chunks are kept in {chunks}; the same command goes on from there"
 
-    with interruptible(kept), progress_bar(disable=here.rank > 0) as progress:
+    with interruptible(left), progress_bar(disable=here.rank > 0) as progress:
         for number, (label, model) in enumerate(labels.items()):
             bar = progress.add_task(label, total=len(samples))
 
@@ -183,16 +168,35 @@ def _analyze(
     return results
 
 
+def _tables(results: dict[str, Analysis_]) -> dict[str, pd.DataFrame]:
+    """The tables of all models, by name, each with the column `model` in front."""
+    import pandas as pd
+
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for label, result in results.items():
+        for name, table in result.tables.items():
+            table.insert(0, "model", label)
+            parts.setdefault(name, []).append(table)
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+
+
+def _print_views(views: list[tuple[str, pd.DataFrame, list[str]]]) -> None:
+    """Print tables; a note that several have is printed once, below the last of them."""
+    last = {note: i for i, (_, _, notes) in enumerate(views) for note in notes}
+    for i, (title, cells, notes) in enumerate(views):
+        print_table(title, cells, [note for note in notes if last[note] == i])
+
+
 def _labels(models: list[Classifier]) -> dict[str, Classifier]:
     """Titles, numbered where two are the same."""
-    found: dict[str, Classifier] = {}
+    labels: dict[str, Classifier] = {}
     for model in models:
         number, label = 1, model.title
-        while label in found:
+        while label in labels:
             number += 1
             label = f"{model.title} #{number}"
-        found[label] = model
-    return found
+        labels[label] = model
+    return labels
 
 
 def _receipt(

@@ -51,6 +51,7 @@ def bench(
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments
+    from robustkpca.evaluation.loop import Resources
     from robustkpca.report import paper_tables
     from robustkpca.report.formats import notes, render
     from robustkpca.runtime.place import place
@@ -59,20 +60,8 @@ def bench(
     entries = experiments.load_models(models_file)
     here = place()
     with watched(plan.name, out_dir) as show:
-        runs = experiments.run(
-            plan,
-            entries,
-            data,
-            out_dir,
-            in_distribution=in_distribution,
-            limit=limit,
-            seed=seed,
-            batch_size=batch_size,
-            workers=workers,
-            device=pick_device(device),
-            here=here,
-            on_progress=show,
-        )
+        setup = experiments.Setup(in_distribution, limit, seed, batch_size, pick_device(device))
+        runs = experiments.run(plan, entries, data, out_dir, setup, Resources(workers, here=here, on_progress=show))
     if here.rank > 0:
         raise typer.Exit
     results = paper_tables.LAYOUTS[plan.layout](runs)
