@@ -136,6 +136,63 @@ def test_layout():
     assert not (ROOT / "attacks" / "__init__.py").exists()
 
 
+# What may be longer than MOST_LINES or have more than MOST_PARAMETERS, and why.
+MOST_LINES, MOST_PARAMETERS = 60, 8
+EXCEPTIONS = {
+    "models/attention.py:principal_attention": "arguments of torch's scaled_dot_product_attention, then the paper's",
+    "models/attention.py:MultiHeadAttention.__init__": "the signature that timm gives its attention layers",
+}
+
+
+def functions(tree, prefix=""):
+    """(name, node) of every function in a tree, those inside classes and functions too."""
+    for node in ast.iter_child_nodes(tree):
+        inside = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{prefix}{node.name}."
+            if not isinstance(node, ast.ClassDef):
+                yield prefix + node.name, node
+        yield from functions(node, inside)
+
+
+def measured(node, *, command=False):
+    """(lines without the docstring, parameters without self and cls); of a command only the lines of its body."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    first = body[0].lineno if body else node.end_lineno + 1
+    if command:
+        return node.end_lineno - first + 1, 0
+    arguments = node.args
+    documented = node.body[0].end_lineno - node.body[0].lineno + 1 if body is not node.body else 0
+    names = [a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+    parameters = [name for name in names if name not in ("self", "cls")]
+    parameters += [a for a in (arguments.vararg, arguments.kwarg) if a]
+    return node.end_lineno - node.lineno + 1 - documented, len(parameters)
+
+
+def test_functions_are_short_and_signatures_too():
+    large = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        for name, node in functions(ast.parse(path.read_text())):
+            # A command's parameters are its options, most of them several lines long.
+            command = place.parts[0] == "cli" and not name.startswith("_") and "typer." in ast.unparse(node.args)
+            lines, parameters = measured(node, command=command)
+            if lines > MOST_LINES or parameters > MOST_PARAMETERS:
+                large[f"{place}:{name}"] = f"{lines} lines, {parameters} parameters"
+    assert large.keys() == EXCEPTIONS.keys(), large
+
+
+def test_sizes_are_measured_as_they_are_meant():
+    code = ["class A:", "    def f(self, a, *b, c=1, **d):", '        """Two', '        lines."""', "        return a"]
+    ((name, node),) = functions(ast.parse("\n".join(code)))
+    assert (name, measured(node)) == ("A.f", (2, 4))
+    assert measured(node, command=True) == (1, 0)
+    assert [name for name, _ in functions(ast.parse("def f():\n    if 1:\n        def g():\n            pass"))] == [
+        "f",
+        "f.g",
+    ]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The wheel, unpacked outside the checkout, beside a decoy `attacks`; dependencies are this environment's."""
