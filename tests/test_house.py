@@ -51,7 +51,14 @@ NO_TORCH = {
     "report",
     "gate",
 }
-NO_TORCH_MODULES = {"models/families.py", "models/settings.py", "kpca/page.py", "kpca/plots.py"}
+NO_TORCH_MODULES = {
+    "datasets/registry.py",
+    "kpca/page.py",
+    "kpca/plots.py",
+    "models/families.py",
+    "models/settings.py",
+    "train/recipes.py",
+}
 HEAVY = ("torch", "torchattacks", "timm")
 
 

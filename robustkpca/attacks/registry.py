@@ -141,7 +141,14 @@ BUILT_IN: dict[str, Method] = {
     "MIFGSM": Method(torchattacks.MIFGSM, LINF, search="iterated"),
     "PGDL2": Method(torchattacks.PGDL2, ("l2",), search="iterated"),
     "APGD": Method(APGD, LINF_L2, ("eps",), least_classes=_by_loss, losses=("ce", "dlr"), search="iterated"),
-    "APGDT": Method(APGDT, LINF_L2, ("eps",), passes=lambda p: 18.0 * p.get("steps", 10), least_classes=lambda _: 4, search="iterated"),
+    "APGDT": Method(
+        APGDT,
+        LINF_L2,
+        ("eps",),
+        passes=lambda p: 18.0 * p.get("steps", 10),
+        least_classes=lambda _: 4,
+        search="iterated",
+    ),
     "FABT": Method(FABT, LINF_L2, ("eps",), passes=lambda p: 27.0 * p.get("steps", 10), search="iterated"),
     # In L2, torchattacks' Square draws for whoever is left of the batch: L-inf only.
     "Square": Method(
@@ -161,9 +168,22 @@ BUILT_IN: dict[str, Method] = {
         passes=lambda p: 2.0 * p.get("nb_iter", 1) * p.get("nb_sample", 128),
         search="blind",
     ),
-    "CW": Method(torchattacks.CW, ("none",), lengths=(), draws="batch", passes=lambda p: 2.0 * p.get("steps", 50), search="iterated"),
+    "CW": Method(
+        torchattacks.CW,
+        ("none",),
+        lengths=(),
+        draws="batch",
+        passes=lambda p: 2.0 * p.get("steps", 50),
+        search="iterated",
+    ),
     "AutoAttack": Method(
-        torchattacks.AutoAttack, LINF, ("eps",), draws="batch", passes=lambda _: 6000.0, least_classes=lambda _: 4, search="iterated"
+        torchattacks.AutoAttack,
+        LINF,
+        ("eps",),
+        draws="batch",
+        passes=lambda _: 6000.0,
+        least_classes=lambda _: 4,
+        search="iterated",
     ),
     "SLD": Method(SparseL1Descent, ("l1",), search="iterated"),
     "UniformNoise": Method(UniformNoise, LINF, passes=lambda _: 0.0, search="blind"),

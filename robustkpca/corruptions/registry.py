@@ -61,7 +61,6 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
-
 class _Corruptions(Registry[Corruption]):
     """Corruptions by name or import path."""
 

@@ -22,17 +22,17 @@ def build():
                              preprocessing=Preprocessing(img_size=28, mean=(0.5,), std=(0.5,), crop_pct=1.0))
     return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), settings)
 
-def val():
+def val(split):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
     return ArraySamples("mine", [f"s{i:02d}" for i in range(20)], np.arange(20) % 10, CLASSES, pixels)
 
 made = build()
 number = 3
 
-def raises():
+def raises(*split):
     raise ValueError("no weights here")
 
-def network():
+def network(*split):
     return nn.Linear(2, 2)
 """
 
@@ -69,15 +69,16 @@ def test_an_object_is_taken_as_it_is_and_left_as_it_is(work):
     ("options", "message"),
     [
         (("--model", "mine:raises"), "model mine:raises: the call raised ValueError: no weights here, at mine.py:"),
-        (("--model", "mine:network"), "model: expected a Classifier, got torch.nn.Linear from mine:network"),
+        (("--model", "mine:network"), "model: expected a Model, got torch.nn.Linear from mine:network"),
         (("--model", "mine:number"),
-         "model mine:number: expected a Classifier, or a function that returns one, got int"),
+         "model mine:number: expected a Model, or a function that returns one, got int"),
         (("--model", "mine:biuld"), "Did you mean 'build'?"),
         (("--model", "nowhere.models:build"), "there is no module nowhere"),
         (("--model", "mine:build", "--iterations", "2", "--lambda", "1"),
          "--iterations, --lambda: no settings of mine:build"),
         (("--model", "mine:build", "--checkpoint", "m.pth"), "--checkpoint: no settings of mine:build"),
-        (("--model", "mine:build", "--data", "mine:build"), "data: expected a Samples, got Classifier from mine:build"),
+        (("--model", "mine:build", "--data", "mine:network"),
+         "data: expected a SampleSet, got torch.nn.Linear from mine:network"),
         (("--model", "mine:build", "--data", "mine:raises"), "data mine:raises: the call raised ValueError"),
         (("--model", "mine:build", "--data", "mine:nothing"), "data mine:nothing: unknown name 'nothing'"),
         (("--model", "mine:build", "--data", "mine:val", "--in-distribution", "imagenet:x"), "it goes with imagenet-o"),

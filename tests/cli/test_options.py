@@ -27,8 +27,8 @@ def test_choices_are_those_of_the_modules_that_define_them():
     fields = Recipe.model_fields
     assert get_args(options.Amp) == get_args(fields["amp"].annotation)
     assert get_args(options.Adversarial) == get_args(fields["adversarial"].annotation)
-    assert tuple(DATASETS) == options.DATA_NAMES
-    assert tuple(RECIPES) == options.RECIPE_NAMES
+    assert options.complete_data("") == list(DATASETS)
+    assert options.complete_recipes("") == list(RECIPES)
     assert {*EMBEDDED} <= {*options.complete_models("")}
     assert options.complete_experiments("") == experiment_names()
     assert options.complete_suites("") == ["clean", *suite_names()]
@@ -51,5 +51,6 @@ def test_the_shell_completes_names_and_choices_without_torch():
     assert completed("eval", "--attack", "pgd") == (options.complete_suites("pgd"), ["False"])
     assert completed("eval", "--dtype", "b") == (["bf16"], ["False"])
     assert completed("eval", "--data", "imagenet-") == (options.complete_data("imagenet-"), ["False"])
+    assert completed("train", "--recipe", "de") == (["deit"], ["False"])
     assert completed("eval", "--model", "rpc-sym") == (options.complete_models("rpc-sym"), ["False"])
     assert len(options.complete_models("rpc-sym")) > 4

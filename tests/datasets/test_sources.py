@@ -179,7 +179,7 @@ def test_data_by_import_path(tmp_path, monkeypatch):
     samples = load_samples("own_data_of_a_test:squares", limit=2)
     assert (len(samples), samples.pixels.max()) == (2, 7)
     assert load_samples("own_data_of_a_test:squares", split="train").pixels.max() == 9
-    with pytest.raises(SpecError, match="expected a Samples, got str from own_data_of_a_test:nothing"):
+    with pytest.raises(SpecError, match="expected a SampleSet, got str from own_data_of_a_test:nothing"):
         load_samples("own_data_of_a_test:nothing")
     with pytest.raises(SpecError, match=r"unknown name 'squared'. Did you mean 'squares'"):
         load_samples("own_data_of_a_test:squared")

@@ -78,8 +78,10 @@ class Corruption(Perturbation):
 
     def check(self, spec: AttackSpec, threat: Threat) -> None:
         if not callable(function := METHODS[spec.method]):
-            raise SpecError(f"corruption {spec.method}: expected a function (images, severity, generators) -> images, "
-                            f"got {function!r:.80}")
+            raise SpecError(
+                f"corruption {spec.method}: expected a function (images, severity, generators) -> images, "
+                f"got {function!r:.80}"
+            )
 
     def passes(self, spec: AttackSpec, budget: Budget) -> float:
         return 1.0  # making a corruption costs about a forward pass of a small model
