@@ -217,16 +217,16 @@ def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], lis
         for model, other in pairs.items():
             for cell in baseline.cells:
                 left, right = baseline.cell_rows(model, cell), run.cell_rows(other, cell)
-                if not _same(left[columns], right[columns]):
+                if not _same(left, right, columns):
                     reasons.append(f"other samples or labels in {other}, {cell}")
     return pairs, reasons, notes
 
 
-def _same(left: pd.DataFrame, right: pd.DataFrame) -> bool:
-    """Whether two frames hold the same samples and values, in whatever order."""
+def _same(left: pd.DataFrame, right: pd.DataFrame, columns: Sequence[str]) -> bool:
+    """Whether two frames hold the same samples and the same values in `columns`, in whatever order."""
     if not left.index.equals(right.index):  # sorting takes most of the time of a check
         left, right = left.sort_index(), right.sort_index()
-    same: bool = left.equals(right)
+    same: bool = left.index.equals(right.index) and all(left[c].equals(right[c]) for c in columns)
     return same
 
 
@@ -260,8 +260,8 @@ def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
 
 
 def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
-    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows, rows without a
-    value."""
+    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows,
+    rows without a value."""
     models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
     reasons = []
     for model in models:

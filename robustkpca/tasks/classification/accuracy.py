@@ -39,7 +39,8 @@ class Accuracy(Score):
     def paired(self, first: pd.DataFrame, second: pd.DataFrame) -> Comparison:
         """Bonett and Price's interval and the exact McNemar test."""
         before = first["correct"]
-        pair = Paired.of(before.to_numpy(bool), second["correct"].reindex(before.index).to_numpy(bool))
+        after = second["correct"] if second.index.equals(first.index) else second["correct"].reindex(first.index)
+        pair = Paired.of(before.to_numpy(bool), after.to_numpy(bool))
         low, high = pair.interval()
         share = (pair.both + pair.lost) / pair.n
         return Comparison(
@@ -55,8 +56,8 @@ class Accuracy(Score):
         return rows["correct"].astype(float)
 
     def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
-        """`correct`; `top5`, where it was recorded; `success_rate`: of the samples right when clean, the share wrong
-        now."""
+        """`correct`; `top5`, where it was recorded; `success_rate`:
+        of the samples right when clean, the share wrong now."""
         details: dict[str, Any] = {"correct": int(rows["correct"].sum())}
         if "correct_top5" in rows and rows["correct_top5"].notna().all():
             details["top5"] = float(rows["correct_top5"].astype(bool).mean())
