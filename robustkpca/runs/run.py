@@ -144,11 +144,11 @@ class Run:
             if plain.get("format") == 1:
                 manifest, old = format1.manifest_of(plain, f"run {path}")
                 return cls(manifest, path, tuple(old))
-            kept = plain.pop("records", None)
+            stored = plain.pop("records", None)
             manifest = _manifest(plain, path)
-            if kept is None:
-                kept = [_json(file) for file in RunFolder(path, manifest.request).all_records()]
-            records = [Record.parse(record, f"run {path}") for record in kept if record is not None]
+            if stored is None:
+                stored = [_json(file) for file in RunFolder(path, manifest.request).all_records()]
+            records = [Record.parse(record, f"run {path}") for record in stored if record is not None]
             return cls(manifest, path, tuple(records))
         except FileNotFoundError:
             raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
@@ -266,13 +266,12 @@ class Run:
     @cached_property
     def _statuses(self) -> dict[tuple[str, Cell], CellStatus]:
         keys, known = ["model", "perturbation", "budget"], flags_of(self.task)
-        counts = self.rows.groupby(keys, sort=False, observed=True).size().to_dict()
         flagged = self.rows[self.rows["flags"] != ""].groupby(keys, sort=False)["flags"].agg(list).to_dict()
         statuses = {}
         for model in self.models:
             for cell in self.cells:
                 key = (model, *cell.texts)
-                count, flags = counts.get(key, 0), flagged.get(key)
+                count, flags = len(self._groups.get(key, self._none)), flagged.get(key)
                 failures = self.summary.failures  # of one attack, or of the whole model
                 failure = failures.get((model, str(cell.attack))) or failures.get((model, CLEAN))
                 reason = ""
