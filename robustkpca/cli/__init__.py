@@ -40,8 +40,8 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C while a module is imported ends the process at once: nothing is at stake, and libraries wrap or swallow an
-    exception there."""
+    """Ctrl-C while a module is imported ends the process at once: nothing is at stake,
+    and libraries wrap or swallow an exception there."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             os.write(2, b"interrupted\n")

@@ -79,8 +79,8 @@ def analyze(
         Path | None, typer.Option("--out", help="Folder of page, figures and tables. Default: one under runs/.")
     ] = None,
 ) -> None:
-    """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum; for RPC-Attention what it
-    pursues."""
+    """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum;
+    for RPC-Attention what it pursues."""
     from robustkpca.datasets.sources import load_images
     from robustkpca.kpca import analysis
     from robustkpca.kpca import page as kpca_page

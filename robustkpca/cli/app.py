@@ -66,8 +66,8 @@ for name, command in COMMANDS.items():
 
 
 def run() -> int:
-    """Run the command of sys.argv and return the exit code; what the user can fix is one line, a traceback is our own
-    bug."""
+    """Run the command of sys.argv and return the exit code;
+    what the user can fix is one line, a traceback is our own bug."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a lost process we print one line, torch a stack trace
     try:
         code = app(standalone_mode=False)

@@ -46,8 +46,8 @@ def profile(
     device: Device = "auto",
     out_file: Annotated[Path | None, typer.Option("--out", help="Also write the table: .csv or .md.")] = None,
 ) -> None:
-    """Parameters, operations, time and memory of models, beside the first of them. Names with a size need no
-    weights."""
+    """Parameters, operations, time and memory of models, beside the first of them.
+    Names with a size need no weights."""
     import torch
 
     from robustkpca import profile
@@ -74,7 +74,7 @@ def profile(
     notes = [
         f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; "
         "gradient: forward and backward pass to the pixels, parameters frozen. Memory of the whole batch: peak beyond "
-        "the weights. Second figure: ratio to the first model.",
+        "the weights. Second number: ratio to the first model.",
         profile.machine(torch.device(where))
         + f"; {dtype}{', compiled' if compiled else ''}{', blocks checkpointed' if checkpointed else ''}.",
     ]
@@ -105,8 +105,8 @@ def costs_table(costs: list[Cost]) -> pd.DataFrame:
     return table
 
 
-def _beside(figure: float, ratio: float) -> str:
-    return f"{figure:.3g} ({ratio:.2f})"
+def _beside(value: float, ratio: float) -> str:
+    return f"{value:.3g} ({ratio:.2f})"
 
 
 def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: str) -> str:
@@ -123,8 +123,8 @@ def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: s
 def _untrained(
     names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
 ) -> list[any_model.Model]:
-    """Embedded models, and models of named sizes with fresh weights; RPC models in every combination of iterations and
-    layers."""
+    """Embedded models, and models of named sizes with fresh weights;
+    RPC models in every combination of iterations and layers."""
     from robustkpca.extensions import is_import_path
     from robustkpca.models.checkpoints import EMBEDDED, load_classifier
     from robustkpca.models.options import ModelOptions, load_model

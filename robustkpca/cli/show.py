@@ -70,9 +70,9 @@ def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> None:
 
 
 def _two_lines(cell: str) -> str:
-    """`87.1 (84.9–89.0)` as a figure with its interval below it, which keeps a table within a terminal."""
-    figure, bracket, rest = cell.partition(" (")
-    return f"{figure}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
+    """`87.1 (84.9–89.0)` as a number with its interval below it, which keeps a table within a terminal."""
+    value, bracket, rest = cell.partition(" (")
+    return f"{value}\n{rest.removesuffix(')')}" if bracket and cell.endswith(")") else cell
 
 
 def _styled(line: str) -> Text:
@@ -87,7 +87,7 @@ def _styled(line: str) -> Text:
 
 
 def show_run(run: Run, *, verdicts: bool = False) -> bool:
-    """Print tables, receipt and findings; False when a cell has no figure. `verdicts`: what every rule says matters,
+    """Print tables, receipt and findings; False when a cell has no result. `verdicts`: what every rule says matters,
     not which model is better."""
     from robustkpca.diagnosis.findings import findings, rules_of
     from robustkpca.report import run_tables
@@ -98,22 +98,22 @@ def show_run(run: Run, *, verdicts: bool = False) -> bool:
     for line in receipt_lines(run):
         out.print(line, style="dim", markup=False, highlight=False)
     out.print()
-    found = findings(run)
-    shown = [f for f in found if verdicts or f.level != "pass"]
+    all_findings = findings(run)
+    shown = [f for f in all_findings if verdicts or f.level != "pass"]
     for f in shown:
         out.print(f.level, style=_COLOURS[f.level], end=" ")
         out.print(f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip(), markup=False, highlight=False)
     for model in run.models if verdicts else ():
-        missing = [rule for rule in rules_of(run) if not any(f.rule == rule and f.model == model for f in found)]
+        missing = [rule for rule in rules_of(run) if not any(f.rule == rule and f.model == model for f in all_findings)]
         if missing:
             out.print(f"not judged, {model}: {', '.join(missing)}", style="dim", markup=False, highlight=False)
-    counts = {level: sum(f.level == level for f in found) for level in _COLOURS}
+    counts = {level: sum(f.level == level for f in all_findings) for level in _COLOURS}
     out.print(f"findings: {', '.join(f'{n} {level}' for level, n in counts.items())}", highlight=False)
     healthy = True
     for status in run.statuses:
         if not status.complete:
             healthy = False
             err.print(
-                f"no figure: {status.model}, {status.cell}: {status.text}", style="red", markup=False, highlight=False
+                f"no result: {status.model}, {status.cell}: {status.text}", style="red", markup=False, highlight=False
             )
     return healthy

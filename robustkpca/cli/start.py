@@ -1,5 +1,5 @@
-"""What comes before the work of a command: its device, samples and models; and the work's progress, interruption and
-announcement."""
+"""What comes before the work of a command: its device, samples and models;
+and the work's progress, interruption and announcement."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def start(
     cache: Path | None = None,
     cache_limit: float = 0,
 ) -> Run:
-    """Announce what is about to be run, and run or continue it. Of several processes only the leading one comes back
-    from here."""
+    """Announce what is about to be run, and run or continue it.
+    Of several processes only the leading one comes back from here."""
     from robustkpca.datasets.cache import PixelCache
     from robustkpca.evaluation.loop import Resources, carry_out
     from robustkpca.runtime.place import place
@@ -132,9 +132,9 @@ def start(
             err.print(line, markup=False, highlight=False)
         if not here.alone:
             say(f"shared   among {here.world} processes")
-    kept = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)
+    pixels = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)
     with watched("starting", out_dir) as show:
-        run = carry_out(plan, out_dir, Resources(workers, kept, here, show, say))
+        run = carry_out(plan, out_dir, Resources(workers, pixels, here, show, say))
     if here.rank > 0:
         raise typer.Exit
     return run
@@ -189,11 +189,11 @@ def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
     """A progress bar, moved by what is yielded; an interruption says what is kept in `out_dir`."""
     from robustkpca.runtime.place import place
 
-    def kept() -> str:
+    def left() -> str:
         chunks = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
         return f"{chunks} chunks are kept in {out_dir}; the same command goes on from there"
 
-    with interruptible(kept), progress_bar(disable=place().rank > 0) as progress:
+    with interruptible(left), progress_bar(disable=place().rank > 0) as progress:
         bar = progress.add_task(title, total=None)
         yield lambda now: progress.update(
             bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"
@@ -201,8 +201,8 @@ def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
 
 
 @contextlib.contextmanager
-def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process with 130 and 143, and `kept` says what is left of its work."""
+def interruptible(left: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process with 130 and 143, and `left` says what is left of its work."""
     received = signal.SIGINT
 
     def terminate(number: int, frame: object) -> None:  # a scheduler takes the machine back: end as on Ctrl-C
@@ -218,7 +218,7 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"interrupted: {kept()}")
+        say(f"interrupted: {left()}")
         sys.exit(128 + received)
     finally:
         signal.signal(signal.SIGTERM, before)

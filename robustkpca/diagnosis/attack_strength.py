@@ -26,13 +26,13 @@ TASK = "classification"
 def eps_order(m: Model) -> Seen:
     seen: list[Seen] = []
     for attack in dict.fromkeys(a.id for a in m.attacks):
-        own = sorted((a for a in m.attacks if a.id == attack and a.threat.ordered), key=lambda a: a.budget)
-        steered = bool(own) and getattr(own[0].threat, "labels", "true") == "true"
-        if own and own[0].budget.value > 0 and steered and m.clean is not None:
-            helps = m.clearly_worse(own[0].rows, m.clean)
+        attacks = sorted((a for a in m.attacks if a.id == attack and a.threat.ordered), key=lambda a: a.budget)
+        steered = bool(attacks) and getattr(attacks[0].threat, "labels", "true") == "true"
+        if attacks and attacks[0].budget.value > 0 and steered and m.clean is not None:
+            helps = m.clearly_worse(attacks[0].rows, m.clean)
             advice = "An attack must not help: the direction or the length of its steps is wrong."
-            seen.append(("fail", f"clean {m.shown(m.clean)}, but {own[0].text}", advice) if helps else None)
-        for small, large in pairwise(own):
+            seen.append(("fail", f"clean {m.shown(m.clean)}, but {attacks[0].text}", advice) if helps else None)
+        for small, large in pairwise(attacks):
             wrong = m.clearly_worse(large.rows, small.rows)
             # One long step, or none along the gradient, may well miss what a shorter one finds.
             level: Level = "fail" if small.own and small.search == "iterated" else "warn"
@@ -51,10 +51,10 @@ def huge_budget(m: Model) -> Seen:
         ball = group[0].ball
         if ball is None or ball.norm != "linf" or ball.space != "pixel" or group[0].budget.value < HUGE:
             continue
-        own = [a for a in group if a.own]
-        if not own:
+        direct = [a for a in group if a.own]
+        if not direct:
             continue
-        best = min(own, key=lambda a: a.correct.mean())
+        best = min(direct, key=lambda a: a.correct.mean())
         advice = (
             "Within such a budget every image can become any other: attacks by gradients fail on this model, so "
             "smaller budgets prove nothing."
@@ -68,9 +68,9 @@ def huge_budget(m: Model) -> Seen:
 def more_effort(m: Model) -> Seen:
     seen: list[Seen] = []
     for group in m.groups():
-        own = sorted((a for a in group if a.own and a.search == "iterated"), key=lambda a: a.effort)
-        for i, weak in enumerate(own):
-            for strong in own[i + 1 :]:
+        direct = sorted((a for a in group if a.own and a.search == "iterated"), key=lambda a: a.effort)
+        for i, weak in enumerate(direct):
+            for strong in direct[i + 1 :]:
                 if strong.effort < 2 * weak.effort:
                     continue
                 if clearly_lower(paired(strong.correct, weak.correct)):
@@ -106,13 +106,13 @@ def masked_gradient(m: Model) -> Seen:
     """Black-box attacks, transfer and other gradients should find nothing that the model's own gradient does not."""
     seen: list[Seen] = []
     for group in m.groups():
-        own, others = [a for a in group if a.own], [a for a in group if not a.own]
-        if not own or not others:
+        direct, others = [a for a in group if a.own], [a for a in group if not a.own]
+        if not direct or not others:
             continue
-        survivors = pd.concat([a.correct for a in own], axis=1).all(axis=1)
+        survivors = pd.concat([a.correct for a in direct], axis=1).all(axis=1)
         left = pd.concat([a.correct.reindex(survivors.index) for a in others], axis=1).all(axis=1)
         alone = int((survivors & ~left).sum())
-        best, other = (min(g, key=lambda a: a.correct.mean()) for g in (own, others))
+        best, other = (min(g, key=lambda a: a.correct.mean()) for g in (direct, others))
         text = f"{other.text}, {best.text}; {alone} images are broken, but by no attack along the model's own gradient"
         advice = (
             "Its own gradient misses what others find: it may be masked. Count the worst case over all attacks, and "

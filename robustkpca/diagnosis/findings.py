@@ -28,8 +28,8 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a model: `message` is what was seen, `advice` what it means and what to do (empty for a
-    pass)."""
+    """What a rule says of a model: `message` is what was seen,
+    `advice` what it means and what to do (empty for a pass)."""
 
     level: Level
     rule: str
@@ -50,11 +50,11 @@ def rules_of(run: Run) -> list[str]:
 def findings(run: Run) -> list[Finding]:
     """What every rule that can be applied says of every model that was evaluated, passes included."""
     if run not in _made:
-        found = []
+        results = []
         for name in run.models:
             model = Model(run, name)
             for rule in rules_of(run):
                 if (seen := RULES[rule].judge(model)) is not None:
-                    found.append(Finding(seen[0], rule, name, seen[1], seen[2]))
-        _made[run] = found
+                    results.append(Finding(seen[0], rule, name, seen[1], seen[2]))
+        _made[run] = results
     return list(_made[run])

@@ -89,7 +89,7 @@ def gradients(m: Model) -> Seen:
         return (
             "fail",
             f"{broken} of {n} input gradients are not finite",
-            "Such images cannot be attacked by gradients: mend the model's numerics.",
+            "Such images cannot be attacked by gradients: fix the model's numerics.",
         )
     seen = f"{zero} of {n} input gradients of the cross-entropy are zero"
     if zero > 0.02 * n:
@@ -105,7 +105,7 @@ def gradients(m: Model) -> Seen:
 def precision(m: Model) -> Seen:
     dtype = m.run.request.dtype
     if ROUNDED_GRADIENTS in m.record.notes:
-        advice = "Figures of attacks by these gradients show a robustness that is not there: attack in float32."
+        advice = "Results of attacks by these gradients show a robustness that is not there: attack in float32."
         return "fail", "gradients through RPC-Attention were taken in bfloat16", advice
     if not m.health:
         return None
@@ -149,7 +149,8 @@ def batch(m: Model) -> Seen:
         "fail",
         f"an image's logits change with the others in its batch (by {0 if share is None else share:.1%} of the "
         "largest logit)",
-        "Figures then hang on the batch size and on who is in the batch: mend the model (statistics over the batch?).",
+        "Results then depend on the batch size and on what else is in the batch: fix the model (statistics "
+        "over the batch?).",
     )
 
 

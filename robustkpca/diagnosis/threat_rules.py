@@ -15,8 +15,8 @@ TASK = "classification"
 
 @rule("settings", TASK)
 def settings(m: Model) -> Seen:
-    """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones, steps beyond the ball or too short to
-    cross it."""
+    """Pairs of numbers that people mix up: L2 budgets of the size of L-inf ones,
+    steps beyond the ball or too short to cross it."""
     seen: list[Seen] = []
     for suite in m.run.suites:
         if not isinstance(suite.threat, Ball):

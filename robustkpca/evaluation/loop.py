@@ -35,8 +35,8 @@ from robustkpca.tasks.jobs import Job
 
 @dataclass(frozen=True)
 class Progress:
-    """What has just been done, of how much, by all processes. One unit is one forward or backward pass of one
-    sample."""
+    """What has just been done, of how much, by all processes.
+    One unit is one forward or backward pass of one sample."""
 
     model: str
     attack: str
@@ -245,8 +245,8 @@ def carry_out(plan: Plan, out: Path | str, resources: Resources | None = None) -
 
 
 def _suitable_workers(plan: Plan, here: Place) -> int:
-    """How many processes should decode ahead: what lies in memory needs none, and on the CPU more than one takes from
-    the model."""
+    """How many processes should decode ahead: what lies in memory needs none,
+    and on the CPU more than one takes from the model."""
     if plan.samples.in_memory:
         return 0
     return 1 if plan.request.device == "cpu" else min(8, max(1, cpus() // here.local_world))

@@ -79,8 +79,8 @@ def over_chunks(
 
     def done(unit: Unit) -> bool:
         first = unit.samples.start
-        if first not in results and keep is not None and (kept := keep.read(first)) is not None:
-            results[first] = kept
+        if first not in results and keep is not None and (stored := keep.read(first)) is not None:
+            results[first] = stored
         return first in results
 
     def show() -> None:

@@ -120,8 +120,8 @@ class Plan:
         )
 
     def readers(self, cache: PixelCache | None) -> dict[int, Callable[[int], Tensor]]:
-        """For each model that can be used, a function from the number of a sample to its input as that model takes
-        it."""
+        """For each model that can be used, a function
+        from the number of a sample to its input as that model takes it."""
         usable = {i: m for i, m in enumerate(self.models) if not isinstance(m, Unusable)}
         return {i: self.task.reader(self.samples, model, cache) for i, model in usable.items()}
 

@@ -378,16 +378,15 @@ def _caught(layers: Sequence[Layer], batch: int, analyses: Sequence[str]) -> Ite
 
 def _too_wide(layers: Sequence[Layer]) -> list[str]:
     """Layers with more principal axes than tokens."""
-    found: dict[tuple[int, int], list[str]] = {}
+    by_shape: dict[tuple[int, int], list[str]] = {}
     for layer in layers:
         _, tokens, width = layer.shape
         if width > tokens:
-            found.setdefault((width, tokens), []).append(str(layer.number))
+            by_shape.setdefault((width, tokens), []).append(str(layer.number))
     return [
         f"head width {width} is above the number of tokens {tokens} (layers {', '.join(numbers)}): there are at most "
-        "as many "
-        "principal axes as tokens, so the theory does not hold there"
-        for (width, tokens), numbers in found.items()
+        "as many principal axes as tokens, so the theory does not hold there"
+        for (width, tokens), numbers in by_shape.items()
     ]
 
 

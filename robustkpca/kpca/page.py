@@ -34,8 +34,7 @@ _MEANINGS = {
     "gamma_relative": "Spread: mean |gamma_i - gamma_j| / mean |gamma|, over axes; 0 where the values hold "
     "eigenvectors, at most 2.",
     "cosine": "Cosine: between K~ a and a, over axes; 1 where the values hold eigenvectors. Control: the same with a "
-    "random linear map "
-    "of the layer's inputs in place of the values, as before any training.",
+    "random linear map of the layer's inputs in place of the values, as before any training.",
 }
 _PURSUIT = {
     "mu": "mu",
@@ -47,9 +46,8 @@ _PURSUIT = {
 }
 _PURSUIT_NOTE = (
     "Means over heads. |S| / |K|: in the 1-norm. Over threshold: share of entries of S that are not zero. Residual: "
-    "|K - L - S| / |K|, "
-    "Frobenius. Gradient: norm of the gradient of a fixed random projection of L, of norm one, by the keys; growth "
-    "means that unrolling amplifies."
+    "|K - L - S| / |K|, Frobenius. Gradient: norm of the gradient of a fixed random projection of L, of norm one, by "
+    "the keys; growth means that unrolling amplifies."
 )
 
 
@@ -82,8 +80,8 @@ def model_views(tables: Mapping[str, pd.DataFrame], model: str) -> list[tuple[st
         ("heads", "attention as kernel PCA", head_cells),
         ("pursuit", "principal attention pursuit", pursuit_cells),
     ):
-        if table in tables and len(own := tables[table][tables[table]["model"] == model]):
-            views.append((f"{model}, {title}", *cells(own)))
+        if table in tables and len(rows := tables[table][tables[table]["model"] == model]):
+            views.append((f"{model}, {title}", *cells(rows)))
     return views
 
 
@@ -120,15 +118,12 @@ def write(
         Heading("Attention as kernel PCA", 1),
         Paragraph(
             "Queries, keys and values of every attention layer, read as kernel principal component analysis of the "
-            "keys (Teo and Nguyen, arXiv "
-            "2406.13762, section 2). Layers and heads are counted from 1. In layers with RPC-Attention the keys are "
-            "those of its last iteration, K - S - "
-            "Y/mu, and so are the queries where they are the keys; in Scaled Attention the values are (I - S) V. "
-            "Means over images; the tables beside this "
+            "keys (Teo and Nguyen, arXiv 2406.13762, section 2). Layers and heads are counted from 1. In layers with "
+            "RPC-Attention the keys are those of its last iteration, K - S - Y/mu, and so are the queries where they "
+            "are the keys; in Scaled Attention the values are (I - S) V. Means over images; the tables beside this "
             "page hold all quantities with standard errors (_se). In the table gamma, `eigenvalue` is the axis-th "
-            "largest (of K~ / N): axes have no "
-            "order of their own; `left_out` is the share of tokens whose coefficient is below 1/1000 of the axis' "
-            "root mean square, for which gamma is not defined."
+            "largest (of K~ / N): axes have no order of their own; `left_out` is the share of tokens whose coefficient "
+            "is below 1/1000 of the axis' root mean square, for which gamma is not defined."
         ),
     ]
     if warnings:

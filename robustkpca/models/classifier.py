@@ -113,7 +113,7 @@ class Classifier(nn.Module):
     ) -> Classifier:
         """The same model in another precision (float32 or bfloat16), compiled by `torch.compile`, or `checkpointed`:
         with each block's activations computed again in the backward pass, which takes less memory and more time and
-        changes no figure. Raises SpecError where it cannot be.
+        changes no result. Raises SpecError where it cannot be.
         """
         if dtype not in DTYPES.values():
             raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")

@@ -23,8 +23,7 @@ class ModelOptions:
     """Models by name, by file, or both, and the settings that all of them get.
 
     names: embedded models, FAMILY[-SIZE], `timm:NAME`, `hf-hub:ID`, or an import path `package.module:object` that
-    gives a
-        Classifier. Without names, the checkpoints say what they are.
+        gives a Classifier. Without names, the checkpoints say what they are.
     checkpoints: a file for each name, in the same order, or none at all; EMBEDDED where a name needs no file.
     weights: which weights of a file that holds both.
     iterations: n of PAP, at least 1; every model is loaded once with each of them. Empty: as the file says.
@@ -132,8 +131,8 @@ def load_model(
 def _imported(
     path: str, file: str | None, options: ModelOptions, iterations: int | None, device: str | torch.device
 ) -> Model:
-    """What the code of others makes. A Classifier is taken as one of our own over the same weights; theirs is left as
-    it is."""
+    """What the code of others makes. A Classifier is taken as one of our own over the same weights;
+    theirs is left as it is."""
     from robustkpca.models.classifier import Classifier
 
     settings: dict[str, Any] = {

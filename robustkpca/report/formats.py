@@ -61,7 +61,7 @@ def notes(table: Table, *, intervals: bool = False, significance: bool = False, 
         what = "published figure (arXiv 2406.13762) for the same protocol, data and model; empty where there is none."
         found.insert(
             0,
-            f"paper: {what}" if table.published() else "No figure here has a published counterpart (arXiv 2406.13762).",
+            f"paper: {what}" if table.published() else "No result here has a published counterpart (arXiv 2406.13762).",
         )
     return found
 

@@ -1,5 +1,5 @@
-"""Tables with the paper's rows and columns, from one or several runs, with the paper's own figures beside the measured
-ones."""
+"""Tables with the paper's rows and columns, from one or several runs,
+with the paper's own results beside the measured ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from robustkpca.suites.cell import CLEAN_CELL, OUT_OF_DISTRIBUTION, RELEASED, Ce
 from robustkpca.suites.suite import Suite, load_suite, suite_names
 from robustkpca.tasks.score import Score
 
-# How the paper calls a data set, and how many images it has: a figure on fewer has no published counterpart.
+# How the paper calls a data set, and how many images it has: a result on fewer has no published counterpart.
 PUBLISHED: dict[str, tuple[str, int]] = {
     "imagenet": ("imagenet-1k", 50_000),
     "imagenet-a": ("imagenet-a", 7_500),
@@ -53,8 +53,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: a number as it is shown, or why there is none. `rows` of the headline score `score`, for intervals and
-    pairing."""
+    """One cell: a number as it is shown, or why there is none.
+    `rows` of the headline score `score`, for intervals and pairing."""
 
     value: float | None
     status: str = "complete"
@@ -90,11 +90,11 @@ class Table:
 
     def add(self, model: str, column: Column, entry: Entry) -> None:
         if (model, column) in self.entries:
-            raise SpecError(f"two runs hold {model}, {column.head}; a cell has one figure, leave one of the runs out")
+            raise SpecError(f"two runs hold {model}, {column.head}; a cell has one result, leave one of the runs out")
         self.entries[model, column] = entry
 
     def values(self) -> pd.DataFrame:
-        """The figures as numbers, NaN where there is none."""
+        """The results as numbers, NaN where there is none."""
         nothing = Entry(None)
         rows = [[self.entries.get((m, c), nothing).value for c in self.columns] for m in self.models]
         return pd.DataFrame(
@@ -105,26 +105,26 @@ class Table:
         self, *, intervals: bool = False, significance: bool = False, reference: bool = False, bold: str = "{}"
     ) -> pd.DataFrame:
         """The table as text: fixed decimals, the best of a column in `bold`, on request with 95 % Wilson intervals,
-        with marks of significance against the first row, and with the paper's figures beside columns that have one (an
+        with marks of significance against the first row, and with the paper's results beside columns that have one (an
         empty one stays empty)."""
         marks = self.significance() if significance else {}
         published = self.published() if reference else {}
         columns: dict[str, list[str]] = {}
         for column, head in self.heads.items():
             best = self._best(column)
-            own = []
+            texts = []
             for model in self.models:
                 entry = self.entries.get((model, column), Entry(None, "not run"))
                 if entry.value is None:
-                    own.append(entry.status)
+                    texts.append(entry.status)
                     continue
                 text = f"{entry.value:.{column.decimals}f}"
                 text = bold.format(text) if best is not None and text == best else text
                 if intervals and entry.rows is not None and entry.score is not None:
                     low, high = entry.score.interval(entry.rows)
                     text += f" ({entry.score.shown(low)}–{entry.score.shown(high)})"
-                own.append(text + marks.get((model, column), ""))
-            columns[head] = own
+                texts.append(text + marks.get((model, column), ""))
+            columns[head] = texts
             theirs = [published.get((model, column)) for model in self.models]
             if any(v is not None for v in theirs):
                 columns[f"{head} paper"] = ["" if v is None else f"{v:.{column.decimals}f}" for v in theirs]
@@ -136,17 +136,17 @@ class Table:
         return pd.DataFrame(columns, index=pd.Index(self.models, name="model"), dtype=object)
 
     def published(self) -> dict[tuple[str, Column], float]:
-        """The paper's figures for cells of this table, where there are any."""
-        figures = paper_figures()
-        found = {(m, c): figures.get((c.key, paper_name(m))) for m, c in self.entries if c.key}
-        return {cell: value for cell, value in found.items() if value is not None}
+        """The paper's results for cells of this table, where there are any."""
+        results = paper_figures()
+        values = {(m, c): results.get((c.key, paper_name(m))) for m, c in self.entries if c.key}
+        return {cell: value for cell, value in values.items() if value is not None}
 
     def _best(self, column: Column) -> str | None:
-        """The best figure as it is printed, where there are at least two to choose from."""
-        figures = [e.value for (_, c), e in self.entries.items() if c == column and e.value is not None]
-        if len(figures) < 2:
+        """The best result as it is printed, where there are at least two to choose from."""
+        values = [e.value for (_, c), e in self.entries.items() if c == column and e.value is not None]
+        if len(values) < 2:
             return None
-        return f"{(max if column.higher else min)(figures):.{column.decimals}f}"
+        return f"{(max if column.higher else min)(values):.{column.decimals}f}"
 
     def significance(self) -> dict[tuple[str, Column], str]:
         """` *` where a model differs from the first row: the score's paired test on the same samples, Holm-adjusted
@@ -177,7 +177,7 @@ def paper_name(label: str) -> str:
 
 
 def paper_figures() -> dict[tuple[Key, str], float]:
-    """The published figures (arXiv 2406.13762), by key and model."""
+    """The published results (arXiv 2406.13762), by key and model."""
     text = (resources.files("robustkpca") / "reference" / "paper_tables.csv").read_text(encoding="utf-8")
     return {
         ((row["dataset"], row["attack"], row["metric"]), row["model"]): float(row["value"])
@@ -248,8 +248,8 @@ def _measures(run: Run) -> dict[str, tuple[str, Callable[[Run, str, Cell], Entry
 
 
 def attacks(runs: Sequence[Run]) -> Table:
-    """The score (of classification top-1 and top-5) under each attack at its highest budget, as the paper's table of
-    attacked ImageNet-1K."""
+    """The score (of classification top-1 and top-5) under each attack at its highest budget,
+    as the paper's table of attacked ImageNet-1K."""
     table = Table(f"{_title(runs)} under attack, highest perturbation{_unit(runs)}")
     for run in runs:
         for suite in run.suites:
@@ -393,7 +393,7 @@ def runtime(runs: Sequence[Run]) -> Table:
 
 def _with_notes(table: Table, runs: Sequence[Run]) -> Table:
     if not table.entries:
-        raise SpecError("none of the runs has a figure for this layout")
+        raise SpecError("none of the runs has a result for this layout")
     for run in runs:
         table.notes += receipt_lines(run)
         table.notes += [f"{suite.name}: {suite.describe()}." for suite in run.suites]

@@ -41,8 +41,8 @@ def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
         axes = figure.add_subplot()
         drawn = False
         for number, model in enumerate(models):
-            own = long[(long["model"] == model) & (long["status"] == "complete")]
-            points = _mean_points(own, suite) if suite.combination == "mean" else _attack_points(own, suite)
+            results = long[(long["model"] == model) & (long["status"] == "complete")]
+            points = _mean_points(results, suite) if suite.combination == "mean" else _attack_points(results, suite)
             if len(points) < 2:
                 continue
             drawn, colour = True, f"C{number}"
@@ -75,11 +75,11 @@ def _budget_axis(suite: Suite) -> str:
     return f"eps * 255 ({unit}; 0: clean{beyond})"
 
 
-def _attack_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+def _attack_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     attack = str(headline(suite).attack)
     factor = 255 if isinstance(suite.threat, Ball) else 1
     place = {str(b): float(b.value * factor) for b in suite.budgets}
-    part, clean = own[own["attack"] == attack], own[own["attack"] == CLEAN].assign(x=0.0)
+    part, clean = results[results["attack"] == attack], results[results["attack"] == CLEAN].assign(x=0.0)
     # The clean result stands for a budget of 0, unless that was run itself.
     part = part[part["budget"] != str(_far_out(suite) or "")]
     part = part.assign(x=[place[b] for b in part["budget"]])
@@ -93,10 +93,10 @@ def _far_out(suite: Suite) -> Budget | None:
     return ordered[-1] if len(ordered) > 2 and ordered[-1].value > 8 * ordered[-2].value else None
 
 
-def _mean_points(own: pd.DataFrame, suite: Suite) -> pd.DataFrame:
-    clean = own[own["attack"] == CLEAN]
+def _mean_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+    clean = results[results["attack"] == CLEAN]
     rows = [{"x": 0.0, "value": float(a)} for a in clean["value"]]
-    part = own[own["suite"] == suite.name]
+    part = results[results["suite"] == suite.name]
     for severity, group in part.groupby("budget"):
         if len(group) == len(suite.specs):
             rows.append({"x": float(str(severity)), "value": float(group["value"].mean())})
@@ -116,8 +116,8 @@ def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
         for axes in panels[len(models) :]:
             axes.set_axis_off()
         for axes, model in zip(panels, models, strict=False):
-            own = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
-            values = np.array([[own.loc[(str(suite.attack_id(c)), b), "value"] for b in budgets] for c in names])
+            results = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
+            values = np.array([[results.loc[(str(suite.attack_id(c)), b), "value"] for b in budgets] for c in names])
             values = pd.DataFrame(values).astype("Float64").to_numpy(float, na_value=np.nan)
             low, high = score.bounds if np.isfinite(score.bounds).all() else (np.nanmin(values), np.nanmax(values))
             axes.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
@@ -135,28 +135,29 @@ def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
 
 def example_images(run: Run, suite: Suite) -> bytes | None:
     """A row for each model, of several training runs the first: clean image, what was added (grey: nothing), and the
-    attacked image of a few samples; of MOST models at most. None where none were kept."""
+    attacked image of a few samples; of MOST models at most. None where none were examples."""
     rows = []
-    for model in [own[0] for own in groups(run).values()] if has_training_runs(run) else run.models:
+    for model in [labels[0] for labels in groups(run).values()] if has_training_runs(run) else run.models:
         attack = _strongest(run, model, suite)
-        if attack is not None and (kept := run.examples(model, attack)) is not None:
-            rows.append((model, str(attack), kept))
+        if attack is not None and (examples := run.examples(model, attack)) is not None:
+            rows.append((model, str(attack), examples))
     rows = rows[:MOST]
     if not rows:
         return None
     with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:
-        for part, (model, label, kept) in zip(figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
-            part.suptitle(f"{model}, {label} eps {kept.budget}", fontsize=8)
+        parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+        for part, (model, label, examples) in zip(parts, rows, strict=True):
+            part.suptitle(f"{model}, {label} eps {examples.budget}", fontsize=8)
             line = part.subplots(1, 3 * SHOWN)
             for axes in line:
                 axes.set_axis_off()
-            for k in range(min(SHOWN, len(kept.label))):
-                image, added = kept.image[k].astype(float), kept.added[k].astype(float)
+            for k in range(min(SHOWN, len(examples.label))):
+                image, added = examples.image[k].astype(float), examples.added[k].astype(float)
                 top = max(float(np.abs(added).max()), 1e-9)
                 titles = [
-                    f"clean: {_name(run, model, kept.clean_prediction[k])}",
+                    f"clean: {_name(run, model, examples.clean_prediction[k])}",
                     f"added x {0.5 / top:.2g}",
-                    f"attacked: {_name(run, model, kept.prediction[k])}",
+                    f"attacked: {_name(run, model, examples.prediction[k])}",
                 ]
                 shown = (image, 0.5 + 0.5 * added / top, image + added)
                 for axes, x, title in zip(line[3 * k :], shown, titles, strict=False):

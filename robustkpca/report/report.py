@@ -1,5 +1,5 @@
-"""A report of stored runs: what the numbers say in words, tables, plots, findings, receipt. The same runs give the same
-bytes."""
+"""A report of stored runs: what the numbers say in words, tables, plots, findings, receipt.
+The same runs give the same bytes."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def write(runs: Sequence[Run], path: Path) -> list[Path]:
 
 
 def _section(run: Run, number: int, of: int) -> list[Block]:
-    found = findings(run)
+    results = findings(run)
     blocks: list[Block] = []
     part, level = ("", 2) if of == 1 else (f" of run {number}", 3)
     if of > 1:
         blocks.append(Heading(f"Run {number}: {run.request.data.name}, {run.n} samples", 2))
-    blocks += [Heading(f"Summary{part}", level), Bullets([("", line) for line in summary(run, found)])]
+    blocks += [Heading(f"Summary{part}", level), Bullets([("", line) for line in summary(run, results)])]
     blocks.append(Heading(f"Tables{part}", level))
     for view in run_tables.views(run):
         notes = [Paragraph(note, small=True) for note in view.notes]
         blocks += [Heading(view.title, level + 1), Table(view.cells), *notes]
     if figures := _figures(run, number):
         blocks += [Heading(f"Figures{part}", level), *figures]
-    blocks += [Heading(f"Findings{part}", level), *_findings(found)]
+    blocks += [Heading(f"Findings{part}", level), *_findings(results)]
     models, settings = receipt(run)
     return [
         *blocks,
@@ -78,11 +78,11 @@ def _figures(run: Run, number: int) -> list[Block]:
     return blocks
 
 
-def _findings(found: Sequence[Finding]) -> list[Block]:
+def _findings(results: Sequence[Finding]) -> list[Block]:
     items: list[tuple[str, str]] = [
-        (f.level, f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip()) for f in found if f.level != "pass"
+        (f.level, f"{f.rule}, {f.model}: {f.message}. {f.advice}".strip()) for f in results if f.level != "pass"
     ]
-    passed = sorted({f.rule for f in found if f.level == "pass"} - {f.rule for f in found if f.level != "pass"})
+    passed = sorted({f.rule for f in results if f.level == "pass"} - {f.rule for f in results if f.level != "pass"})
     if passed:
         items.append(("pass", f"nothing was wrong, where there was enough to judge by, with: {', '.join(passed)}."))
     return [Bullets(items)] if items else [Paragraph("No rule could be applied to what was run.")]

@@ -35,22 +35,22 @@ def views(run: Run, *, compared: bool = True) -> list[View]:
     if CLEAN_CELL not in run.conditions:
         return [_released_view(run)]
     long, several = trainings.shown_table(run), trainings.has_training_runs(run)
-    found: list[View | None] = []
+    tables: list[View | None] = []
     for suite in run.suites:
         if suite.combination == "mean":
-            found.append(_mean_view(run, long, suite))
+            tables.append(_mean_view(run, long, suite))
         elif suite.combination == "single":
-            found.append(_attack_view(run, long, suite))
+            tables.append(_attack_view(run, long, suite))
         else:
-            found += [_attacks_view(run, long, suite), _breakers_view(run, suite) if compared else None]
+            tables += [_attacks_view(run, long, suite), _breakers_view(run, suite) if compared else None]
     if not run.suites:
-        found.append(_clean_view(run, long))
+        tables.append(_clean_view(run, long))
     if several:
         comparison = (_training_runs_view(run) or _comparison_view(run)) if compared else None
-        found += [comparison, _checkpoints_view(run)]
+        tables += [comparison, _checkpoints_view(run)]
     elif len(run.models) > 1 and compared:
-        found.append(_comparison_view(run))
-    return [view for view in found if view is not None]
+        tables.append(_comparison_view(run))
+    return [view for view in tables if view is not None]
 
 
 def with_interval(row: pd.Series, score: Score) -> str:
@@ -123,8 +123,8 @@ def _attacks_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
 
 
 def _breakers_view(run: Run, suite: Suite) -> View | None:
-    """How many samples each attack broke, and how many only it did; of several training runs, in all of them
-    together."""
+    """How many samples each attack broke, and how many only it did;
+    of several training runs, in all of them together."""
     table = breakers(run)
     table = table[table["suite"] == suite.name]
     if table.empty:

@@ -34,11 +34,11 @@ def summary(run: Run, findings: Sequence[Finding]) -> list[str]:
         lines += _strength(run)
     broken = [s for s in run.statuses if not s.complete]
     if broken:
-        lines.append(f"{len(broken)} of {len(run.statuses)} cells have no figure; the tables say why.")
+        lines.append(f"{len(broken)} of {len(run.statuses)} cells have no result; the tables say why.")
     for level, words in (("warn", "be read with care"), ("fail", "not be believed as they stand")):
         rules = sorted({f"{f.rule} ({f.model})" for f in findings if f.level == level})
         if rules:
-            lines.append(f"Some figures must {words}, see the findings: {', '.join(rules)}.")
+            lines.append(f"Some results must {words}, see the findings: {', '.join(rules)}.")
     return lines
 
 
@@ -59,7 +59,7 @@ def _cell(run: Run, long: pd.DataFrame, column: Column) -> list[str]:
     where = "Without an attack" if column.clean else f"Under {attack.replace('/', ', ')} at {word} {budget}"
     suffix = " % right" if score.unit == "%" else f" {score.unit}".rstrip()
     texts = [
-        f"{model} {with_interval(row, score)}{suffix}" if row["status"] == "complete" else f"{model} no figure"
+        f"{model} {with_interval(row, score)}{suffix}" if row["status"] == "complete" else f"{model} no result"
         for model, row in rows.iterrows()
     ]
     mean = ", mean over trainings" if "seeds" in long.columns else ""
@@ -70,7 +70,7 @@ def _mean(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
     score, texts = run.task.score, []
     means = imagenet_c.generated_means(long, suite)
     for row in means[means["corruption"] == MEAN].itertuples():
-        shown = "no figure" if pd.isna(row.value) else f"{score.shown(float(str(row.value)))} {score.unit}".rstrip()
+        shown = "no result" if pd.isna(row.value) else f"{score.shown(float(str(row.value)))} {score.unit}".rstrip()
         texts.append(f"{row.model} {shown}")
     return [f"Mean over the {len(suite.specs)} corruptions of suite {suite.name}, generated: {', '.join(texts)}."]
 
@@ -84,10 +84,10 @@ def _verdicts(run: Run) -> list[str]:
         frame, how, test = comparison.compare(run), f"{word} by {word}", f"{score.test_name}s"
     lines: list[str] = []
     alike: dict[str, list[str]] = {}
-    for model, own in frame.groupby("model", sort=False):
-        clear = own[own["p_holm"] < 0.05]
+    for model, rows in frame.groupby("model", sort=False):
+        clear = rows[rows["p_holm"] < 0.05]
         if clear.empty:
-            alike.setdefault(own["baseline"].iloc[0], []).append(str(model))
+            alike.setdefault(rows["baseline"].iloc[0], []).append(str(model))
             continue
         worse = int(clear["difference"].map(score.worse).sum())
         row = clear.loc[clear["difference"].abs().idxmax()]
@@ -95,7 +95,7 @@ def _verdicts(run: Run) -> list[str]:
         low, high = score.shown_difference(row["low"]), score.shown_difference(row["high"])
         lines.append(
             f"{model} against {row['baseline']}, {how}: better in {len(clear) - worse}, worse in {worse}, not "
-            f"distinguishable in {len(own) - len(clear)} of {len(own)} cells; the largest clear difference is "
+            f"distinguishable in {len(rows) - len(clear)} of {len(rows)} cells; the largest clear difference is "
             f"{score.shown_difference(row['difference'])} {score.difference_unit} ({low} to {high}) under {name} "
             f"({test}, Holm-adjusted over all cells)."
         )

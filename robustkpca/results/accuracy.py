@@ -1,5 +1,5 @@
-"""From rows to numbers: the score of every cell with its interval, and worst cases. Every number is recomputed from
-rows."""
+"""From rows to numbers: the score of every cell with its interval, and worst cases.
+Every number is recomputed from rows."""
 
 from __future__ import annotations
 

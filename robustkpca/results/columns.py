@@ -1,5 +1,5 @@
-"""The columns that results have: every cell, the worst case of a suite of attacks, the mean of a suite of
-corruptions."""
+"""The columns that results have: every cell, the worst case of a suite of attacks,
+the mean of a suite of corruptions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Corruptions: the mean over severities, corruption errors and mCE, worked out here and nowhere else. Errors are in per
-cent."""
+"""Corruptions: the mean over severities, corruption errors and mCE, worked out here and nowhere else.
+Errors are in per cent."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corruption_error(corruption: str, mean_error: float) -> float | None:
-    """CE in %: the mean error (%) over the severities by AlexNet's; None for a corruption without a published AlexNet
-    error."""
+    """CE in %: the mean error (%) over the severities by AlexNet's;
+    None for a corruption without a published AlexNet error."""
     return 100 * mean_error / ALEXNET[corruption] if corruption in ALEXNET else None
 
 
 def mean_corruption_error(mean_errors: Mapping[str, float | None]) -> float | None:
-    """mCE in %: the mean CE over exactly the 15 corruptions, each normalised first. None when one of them is
-    missing."""
+    """mCE in %: the mean CE over exactly the 15 corruptions, each normalised first.
+    None when one of them is missing."""
     values = {name: value for name in ALEXNET if (value := mean_errors.get(name)) is not None}
     if len(values) < len(ALEXNET):
         return None
@@ -90,8 +90,8 @@ def released_means(run: Run) -> pd.DataFrame:
     15 are complete."""
     table = corruption_table(run)
     records = []
-    for model, own in table.groupby("model", sort=False):
-        means = {str(r.corruption): None if pd.isna(r.mean_error) else float(r.mean_error) for r in own.itertuples()}
+    for model, rows in table.groupby("model", sort=False):
+        means = {str(r.corruption): None if pd.isna(r.mean_error) else float(r.mean_error) for r in rows.itertuples()}
         mce = mean_corruption_error(means)
         mean = None if mce is None else float(np.mean([means[name] for name in ALEXNET]))
         records.append({"model": model, "mean_error": mean, "mce": mce})
@@ -107,17 +107,17 @@ def generated_means(long: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     """
     records = []
     for model in long["model"].unique():
-        own = long[(long["model"] == model) & (long["suite"] == suite.name)]
+        results = long[(long["model"] == model) & (long["suite"] == suite.name)]
         means: list[float] = []
         for spec in suite.specs:
-            rows = own[own["attack"] == str(suite.attack_id(spec.name))]
-            bad = rows.loc[rows["status"] != "complete", "status"]
+            cells = results[results["attack"] == str(suite.attack_id(spec.name))]
+            bad = cells.loc[cells["status"] != "complete", "status"]
             record = {"model": model, "corruption": spec.name, "status": "complete"}
             if bad.empty:
-                means.append(float(rows["value"].mean()))
+                means.append(float(cells["value"].mean()))
                 record["value"] = means[-1]
             else:
-                record["status"] = f"{bad.iloc[0]} ({len(bad)} of {len(rows)} severities)"
+                record["status"] = f"{bad.iloc[0]} ({len(bad)} of {len(cells)} severities)"
             records.append(record)
         whole = len(means) == len(suite.specs)
         mean = {"value": sum(means) / len(means), "status": "complete"} if whole else {"status": "not available"}

@@ -67,13 +67,13 @@ def detection_table(run: Run) -> pd.DataFrame:
             bad = ["failed: some logits were not finite"]
         record: dict[str, object] = {"model": model, "status": bad[0] if bad else "complete"}
         if not bad:
-            found = detection(*scores)
+            result = detection(*scores)
             record |= {
-                "aupr": found.aupr,
-                "auroc": found.auroc,
-                "fpr95": found.fpr95,
-                "n_in": found.n_in,
-                "n_out": found.n_out,
+                "aupr": result.aupr,
+                "auroc": result.auroc,
+                "fpr95": result.fpr95,
+                "n_in": result.n_in,
+                "n_out": result.n_out,
             }
         records.append(record)
     frame = pd.DataFrame(records, columns=["model", "status", "aupr", "auroc", "fpr95", "n_in", "n_out"])

@@ -1,5 +1,5 @@
-"""Checkpoints of one model, trained several times: means over training runs, and comparisons that count the training as
-chance, too."""
+"""Checkpoints of one model, trained several times: means over training runs,
+and comparisons that count the training as chance, too."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def _pairs(run: Run, several: dict[str, list[str]]) -> list[tuple[str, str, bool
 
 
 def contributions(results: Results, labels: list[str], column: Column) -> NDArray[np.float64]:
-    """(training runs, samples), samples in one order: what each adds to the score of a column. All of it is
-    complete."""
+    """(training runs, samples), samples in one order: what each adds to the score of a column.
+    All of it is complete."""
     score = results.score
     if column.how == "mean":
         return np.stack([score.mean_contributions(results.parts(label, column)) for label in labels])

@@ -7,12 +7,13 @@ import json
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from robustkpca.config import Frozen
 from robustkpca.models.settings import ModelSettings
 from robustkpca.suites.cell import AttackId, Cell
 from robustkpca.suites.suite import Suite
+from robustkpca.tasks.registry import task_named
 
 FORMAT = 2
 
@@ -68,6 +69,13 @@ class Request(Frozen):
     device: str
     software: dict[str, str]
 
+    @field_validator("task")
+    @classmethod
+    def _imported(cls, name: str) -> str:
+        """The code of a task registers threat models of its own, which the suites below may name."""
+        task_named(name)
+        return name
+
     @property
     def plain(self) -> dict[str, Any]:
         """What decides a number, as JSON holds it."""
@@ -87,8 +95,8 @@ class Request(Frozen):
 
     @cached_property
     def conditions(self) -> dict[Cell, int]:
-        """The cells that need no perturbing (clean, or the conditions of a released set), and how many samples each
-        has."""
+        """The cells that need no perturbing (clean, or the conditions of a released set),
+        and how many samples each has."""
         return {Cell.parse(attack, budget): n for attack, budget, n in self.data.conditions}
 
     @cached_property

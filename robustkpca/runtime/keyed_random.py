@@ -33,8 +33,8 @@ def generator(seed: int, *key: object) -> torch.Generator:
 
 @contextlib.contextmanager
 def seeded(seed: int, *key: object) -> Iterator[None]:
-    """The global generators start from a key inside, and are put back after: what a model draws itself is then
-    repeatable."""
+    """The global generators start from a key inside, and are put back after:
+    what a model draws itself is then repeatable."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(key_number(seed, *key))
@@ -76,7 +76,7 @@ class KeyedDraws(TorchFunctionMode):
     @classmethod
     @contextlib.contextmanager
     def only(cls, indices: Tensor) -> Iterator[None]:
-        """Inside, the batch is those samples of it; draws that samples share begin anew, so that they do not depend on
+        """Inside, the batch is those samples of it; draws that samples share start over, so that they do not depend on
         who is left."""
         self = cls.active
         if self is None:

@@ -84,8 +84,8 @@ def cpus() -> int:
 
 
 def divide_threads(here: Place, environment: Mapping[str, str] = os.environ) -> None:
-    """Give each process of this machine its share of the CPUs, unless OMP_NUM_THREADS asks for more than torchrun's
-    1."""
+    """Give each process of this machine its share of the CPUs,
+    unless OMP_NUM_THREADS asks for more than torchrun's 1."""
     if here.local_world > 1 and environment.get("OMP_NUM_THREADS", "1") == "1":
         threads = _number(environment, "SLURM_CPUS_PER_TASK", cpus() // here.local_world)
         torch.set_num_threads(max(1, threads))

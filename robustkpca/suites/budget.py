@@ -31,8 +31,8 @@ UNPERTURBED = Budget(Fraction(0), "")
 
 
 def exact(value: str | float | Fraction, what: str = "budget") -> Fraction:
-    """A number as people write it (`"8/255"`, `"0.03"`, `3`), exact. Raises SpecError for anything else, and below
-    0."""
+    """A number as people write it (`"8/255"`, `"0.03"`, `3`), exact.
+    Raises SpecError for anything else, and below 0."""
     try:
         number = Fraction(value if isinstance(value, Fraction) else str(value).replace(" ", ""))
     except (ValueError, ZeroDivisionError):

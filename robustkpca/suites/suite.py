@@ -124,13 +124,13 @@ class Suite(Frozen):
 
     def without(self, left_out: Sequence[str], why: str) -> Suite:
         """The suite less some of its attacks, under a name and title that say so."""
-        kept = [a.model_dump() for a in self.attack if a.name not in left_out]
+        remaining = [a.model_dump() for a in self.attack if a.name not in left_out]
         names = ", ".join(left_out)
         return self._changed(
             name=f"{self.name}-without-{'-'.join(left_out)}",
             title=f"{self.title}, without {names} ({why})",
-            attack=kept,
-            cascade=self.cascade and len(kept) > 1,
+            attack=remaining,
+            cascade=self.cascade and len(remaining) > 1,
         )
 
     def _changed(self, **fields: Any) -> Suite:

@@ -58,8 +58,8 @@ class Adapted:
 
 
 class Perturbation(ABC):
-    """How a kind of threat model is carried out. It returns inputs; whether they fool the model is for the task to
-    say."""
+    """How a kind of threat model is carried out. It returns inputs;
+    whether they fool the model is for the task to say."""
 
     @abstractmethod
     def check(self, spec: AttackSpec, threat: Threat) -> None:
@@ -80,8 +80,8 @@ class Perturbation(ABC):
     def measure(
         self, batch: Batch, inputs: Tensor, threat: Threat, budget: Budget
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """How far each sample was moved (None: not measured), and for each flag the samples that raise it, bool
-        (B,)."""
+        """How far each sample was moved (None: not measured),
+        and for each flag the samples that raise it, bool (B,)."""
         return None, {}
 
     def search(self, spec: AttackSpec) -> str | None:
@@ -116,13 +116,13 @@ class Task(ABC):
         """By the kind of threat model (`robustkpca.suites.threat.THREATS`)."""
 
     def adapt(self, models: Sequence[Any], samples: SampleSet, suites: Sequence[Suite], options: Options) -> Adapted:
-        """Models and suites fitted to the samples and to each other. Raises for what cannot be run, before anything
-        runs."""
+        """Models and suites fitted to the samples and to each other.
+        Raises for what cannot be run, before anything runs."""
         return Adapted(models, suites)
 
     def describe(self, model: Any) -> dict[str, Any]:
-        """Fields of the model's record (`robustkpca.runs.request.ModelRecord`) beside label, source, weights and
-        notes."""
+        """Fields of the model's record (`robustkpca.runs.request.ModelRecord`) beside label,
+        source, weights and notes."""
         return {}
 
     @abstractmethod
@@ -138,8 +138,8 @@ class Task(ABC):
         return {}
 
     def right(self, rows: pd.DataFrame) -> pd.Series:
-        """Whether each sample is not (yet) lost, bool; of samples as they are, all that a perturbation could still
-        break."""
+        """Whether each sample is not (yet) lost, bool; of samples as they are,
+        all that a perturbation could still break."""
         return ~rows["broken"].astype("boolean").fillna(False).astype(bool)
 
     def sound(self, rows: pd.DataFrame, models: Mapping[str, Any]) -> list[str]:

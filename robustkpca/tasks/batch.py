@@ -46,7 +46,7 @@ class Batch(ABC):
         """The samples that a cascade still attacks after these rows, bool (B,)."""
 
     @abstractmethod
-    def broken(self, own: dict[str, Any]) -> Any:
+    def broken(self, columns: dict[str, Any]) -> Any:
         """The samples that a perturbation broke, by what `record` returned, bool (B,)."""
 
     def note_clean(self, rows: pd.DataFrame) -> None:
@@ -123,15 +123,15 @@ class Batch(ABC):
         """Predict afresh and measure how far the samples were moved: a perturbation's own word is not asked for."""
         attack, budget = cell.texts
         with seeded(self.seed, "score", attack, budget, self.ids[0]):
-            own, raised = self.record(inputs)
+            columns, raised = self.record(inputs)
         distance, broken = None, None
         if job is not None and threat is not None:
             perturbation = job.perturbation_of(self.task)
             moved, violations = perturbation.measure(self, inputs, threat, cell.budget)
             raised = raised | violations
             distance = None if moved is None else moved.cpu().numpy()
-            own |= self.attacked(perturbation.targets(self, threat))
-            broken = self.broken(own)
+            columns |= self.attacked(perturbation.targets(self, threat))
+            broken = self.broken(columns)
         flags = torch.stack(list(raised.values()), dim=1).tolist() if raised else [[]] * len(self.ids)
         core: dict[str, Any] = {
             "model": self.label,
@@ -144,4 +144,4 @@ class Batch(ABC):
             "queries": None,
             "flags": [",".join(n for n, f in zip(raised, row, strict=True) if f) for row in flags],
         }
-        return pd.DataFrame(core | own)
+        return pd.DataFrame(core | columns)

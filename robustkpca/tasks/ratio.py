@@ -53,9 +53,9 @@ class RatioScore(Score):
         """Of each sample the row whose own ratio is worst."""
         index = parts[0].index
         frames = [rows.loc[index, ["cluster", self.numerator, self.denominator]] for rows in parts]
-        own = np.stack([frame[self.numerator] / frame[self.denominator].where(lambda d: d > 0) for frame in frames])
-        own = np.where(np.isnan(own), np.inf if self.higher_is_better else -np.inf, own)
-        chosen = own.argmin(axis=0) if self.higher_is_better else own.argmax(axis=0)
+        ratios = np.stack([frame[self.numerator] / frame[self.denominator].where(lambda d: d > 0) for frame in frames])
+        ratios = np.where(np.isnan(ratios), np.inf if self.higher_is_better else -np.inf, ratios)
+        chosen = ratios.argmin(axis=0) if self.higher_is_better else ratios.argmax(axis=0)
         worst = frames[0].copy()
         for column in (self.numerator, self.denominator):
             worst[column] = np.stack([frame[column] for frame in frames])[chosen, np.arange(len(index))]

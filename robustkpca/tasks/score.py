@@ -77,8 +77,8 @@ class Score(ABC):
 
     @abstractmethod
     def contributions(self, rows: pd.DataFrame) -> pd.Series:
-        """What each sample (or cluster) adds: a series whose mean is the value and whose spread is its sampling
-        error."""
+        """What each sample (or cluster) adds: a series whose mean is the value
+        and whose spread is its sampling error."""
 
     def details(self, rows: pd.DataFrame, clean: pd.DataFrame | None) -> dict[str, Any]:
         """Values of `count_columns` and `extra_columns` for one cell; `clean`: the rows of the samples as they are."""

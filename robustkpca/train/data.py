@@ -32,8 +32,8 @@ View = tuple[int, int]
 
 @contextlib.contextmanager
 def keyed(seed: int, *key: object) -> Iterator[None]:
-    """Inside, the global generators of Python, NumPy and torch start from a key (timm draws from all); then as
-    before."""
+    """Inside, the global generators of Python, NumPy and torch start from a key
+    (timm draws from all); then as before."""
     before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm uses that one)
     number = key_number(seed, *key)
     random.seed(number)
@@ -149,12 +149,12 @@ class Order:
     or more, an epoch has as many views as the largest multiple of 256 that does not exceed the number of images.
     """
 
-    def __init__(self, kept: NDArray[np.int64], recipe: Recipe, seed: int, here: Place) -> None:
+    def __init__(self, used: NDArray[np.int64], recipe: Recipe, seed: int, here: Place) -> None:
         if recipe.batch_size % here.world:
             raise DataError(f"--batch-size: expected a multiple of the {here.world} processes, got {recipe.batch_size}")
-        self.kept, self.recipe, self.seed, self.here = kept, recipe, seed, here
+        self.used, self.recipe, self.seed, self.here = used, recipe, seed, here
         self.sampler = RepeatAugSampler(
-            kept,
+            used,
             num_replicas=here.world,
             rank=here.rank,
             num_repeats=recipe.repeats,
@@ -168,7 +168,7 @@ class Order:
         """
         self.sampler.set_epoch(key_number(self.seed, "order", epoch))  # nothing but the seed of its shuffle
         rank, world = self.here.rank, self.here.world
-        views = [(rank + i * world, int(self.kept[place])) for i, place in enumerate(self.sampler)]
+        views = [(rank + i * world, int(self.used[place])) for i, place in enumerate(self.sampler)]
         size = self.recipe.batch_size // world
         batches = [views[first : first + size] for first in range(0, len(views), size)]
         if self.recipe.mixup or self.recipe.cutmix:

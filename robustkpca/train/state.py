@@ -119,19 +119,19 @@ def write_log(path: Path, epochs: list[dict[str, Any]]) -> None:
 
 
 def tensorboard(folder: Path, epochs: list[dict[str, Any]]) -> Callable[[dict[str, Any]], None]:
-    """A function that adds the figures of an epoch to TensorBoard's files in `folder`; `epochs` are added at once."""
+    """A function that adds the row of an epoch to TensorBoard's files in `folder`; `epochs` are added at once."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise SpecError("--tensorboard: it needs the package tensorboard; pip install tensorboard") from None
     board = SummaryWriter(str(folder), purge_step=0)
 
-    def add(figures: dict[str, Any]) -> None:
-        for name, value in figures.items():
+    def add(row: dict[str, Any]) -> None:
+        for name, value in row.items():
             if isinstance(value, int | float) and name != "epoch":
-                board.add_scalar(name, value, figures["epoch"])
+                board.add_scalar(name, value, row["epoch"])
         board.flush()
 
-    for figures in epochs:
-        add(figures)
+    for row in epochs:
+        add(row)
     return add

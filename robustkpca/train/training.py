@@ -109,8 +109,7 @@ class TrainingOptions:
     device, workers: where it runs, and processes that open pictures, where the recipe opens them (see Recipe).
     here: which of several processes this is; the batch is divided among them, the first one writes.
     fresh: start over, whatever state is there. board: folder for TensorBoard.
-    on_epoch is told each epoch's row of the log, on_step the steps done and in all, on_notice what the user should
-    know.
+    on_epoch is told each epoch's row of the log; on_step the steps done and in all; on_notice what a user should know.
     """
 
     rpc: RPCSettings | None = None
@@ -150,8 +149,8 @@ class _Job:
 def run(model: str, samples: Samples, out: Path, options: TrainingOptions | None = None, **rest: Any) -> dict[str, Any]:
     """Train `model` on `samples`, write a self-contained checkpoint to `out` (safetensors), return its record.
 
-    `rest`: fields of TrainingOptions, for those who do not build one. The state beside `out` is gone on from unless
-    `fresh`.
+    `rest`: fields of TrainingOptions, for those who do not build one. Unless `fresh`, it goes on from the state beside
+    `out`.
 
     Raises:
         RunError: the state is of other settings, data or seed.

@@ -22,7 +22,7 @@ def test_bench_runs_resumes_and_writes_its_table(place):
     assert done.returncode == 0, done.stderr
     text = (place / "bench" / "paper-attacks.md").read_text()
     assert "(1iter/layer1)" in text.replace("\\", "")
-    assert "No figure here has a published counterpart" in text
+    assert "No result here has a published counterpart" in text
     assert (place / "bench" / "paper-attacks.tex").is_file()
     before = {p: p.stat().st_mtime_ns for p in (place / "bench").rglob("*.parquet")}
     assert call(*arguments, cwd=place).returncode == 0

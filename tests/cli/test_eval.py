@@ -167,7 +167,7 @@ def test_of_several_models_the_loadable_are_evaluated(place):
     done = call("eval", "--model", "symvit", "--checkpoint", "sym.safetensors", "--model", "vit", "--checkpoint",
                 "torn.pth", "--data", "folder:pictures", "--attack", "fgsm", "--out", "sweep", cwd=place)  # fmt: skip
     assert done.returncode == 1
-    assert "no figure: vit" in done.stderr
+    assert "no result: vit" in done.stderr
     assert "torn" in done.stderr
     texts = {s.model: s.text for s in Run.open(place / "sweep").statuses}
     assert texts["SymViT-w16d2h2"] == "complete"

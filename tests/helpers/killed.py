@@ -28,7 +28,7 @@ def kill_test(folder: Path, here: Place) -> None:
         {"name": "c", "version": 1, "title": "c", "corruptions": ["fog", "shot_noise"], "severities": [1, 5]}, "suite"
     )
     models = [tiny(), tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0, layers="all"))]
-    suites = [load_suite("pgd").with_steps(30), load_suite("fgsm"), blur]
+    suites = [load_suite("pgd").with_steps(5), load_suite("fgsm"), blur]
     evaluate(models, noise(), suites, folder, batch_size=2, here=here)
 
 
@@ -57,6 +57,15 @@ def begin(what: str, folder: Path, count: int) -> list[int]:
     return children
 
 
+def wait_for_more(folder: Path, children: list[int]) -> None:
+    """Until a file of the run has come, so that a kill always hits work, or until a process has ended."""
+    before = len([*folder.rglob("*.parquet")])
+    while len([*folder.rglob("*.parquet")]) == before:
+        if any(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children):
+            return
+        time.sleep(0.005)
+
+
 def main(what: str, folder: Path, kills: int, count: int) -> None:
     assert [os.waitpid(child, 0)[1] for child in begin(what, folder / "whole", 1)] == [0]
     draws = random.Random(0)
@@ -64,7 +73,8 @@ def main(what: str, folder: Path, kills: int, count: int) -> None:
     while True:
         children = begin(what, folder / "cut", count)
         if hit < kills:
-            time.sleep(draws.uniform(0.05, 0.35))
+            wait_for_more(folder / "cut", children)
+            time.sleep(draws.uniform(0, 0.1))
             running = 0
             for child in draws.sample(children, len(children)):
                 done, _ = os.waitpid(child, os.WNOHANG)

@@ -1,5 +1,5 @@
-"""Attention as kernel PCA against scikit-learn, against the definitions written out, and on layers whose answer is
-known."""
+"""Attention as kernel PCA against scikit-learn, against the definitions written out,
+and on layers whose answer is known."""
 
 import numpy as np
 import pytest

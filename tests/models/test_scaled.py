@@ -1,5 +1,5 @@
-"""Scaled Attention and PAP on asymmetric attention: the definitions, and the whole way through checkpoints, attacks and
-analysis."""
+"""Scaled Attention and PAP on asymmetric attention: the definitions,
+and the whole way through checkpoints, attacks and analysis."""
 
 import pytest
 import torch

@@ -29,8 +29,8 @@ def run(noise_samples, tmp_path):
 
 @pytest.fixture
 def papers(run, monkeypatch) -> Run:
-    """The run as if it had been made on the paper's data, all of it, with the paper's models; figures are what they
-    are."""
+    """The run as if it had been made on the paper's data, all of it, with the paper's models;
+    figures are what they are."""
     monkeypatch.setitem(paper_tables.PUBLISHED, "imagenet", ("imagenet-1k", run.n))
     return on_the_papers_data(run)
 

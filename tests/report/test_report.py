@@ -152,7 +152,7 @@ def test_cells_without_a_figure_are_announced(run, tmp_path):
     for path in (run.path / "rows" / "0" / "fgsm").glob("*.parquet"):
         path.unlink()
     text = report.write([Run.open(run.path)], tmp_path / "r.md")[0].read_text()
-    assert "3 of 28 cells have no figure" in text
+    assert "3 of 28 cells have no result" in text
     assert "not run" in text
 
 

@@ -36,8 +36,8 @@ def classes(draws, shape):
 
 
 def pair_of(make, draws, shape):
-    """Two models on the same clusters, exchangeable: what they share is the cluster's size and half of its
-    numerator."""
+    """Two models on the same clusters, exchangeable:
+    what they share is the cluster's size and half of its numerator."""
     num, den = make(draws, shape)
     own = [num * draws.gamma(16, 1 / 16, num.shape) for _ in range(2)]
     return (own[0], den), (own[1], den)

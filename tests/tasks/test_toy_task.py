@@ -126,7 +126,7 @@ def test_the_command_line_takes_it_by_import_paths(moved, tmp_path):
     suite = tmp_path / "moved.toml"
     suite.write_text(
         'name = "moved"\nversion = 1\ntitle = "Values moved"\n[threat]\nkind = "shift"\nshares = ["0.05", "0.25"]\n'
-        '[[attack]]\nname = "up"\nmethod = "up"\n[[attack]]\nname = "down"\nmethod = "down"\n'
+        '[[attack]]\nname = "up"\nmethod = "up"\n'
     )
     command = [sys.executable, "-m", "robustkpca"]
     toy = "tests.helpers.toy_task"

@@ -44,7 +44,7 @@ class ImageBatch(Batch):
         safe = torch.where(finite[:, None], logits, 0.0)
         prediction = torch.where(finite, safe.argmax(1), -1)
         clean = prediction if self.predictions is None else self.predictions
-        own: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "label": _numpy(self.labels),
             "attacked_label": None,
             "clean_prediction": _numpy(clean),
@@ -55,16 +55,16 @@ class ImageBatch(Batch):
         }
         if logits.shape[1] > TOP_K:
             best = safe.topk(TOP_K, dim=1).indices
-            own["correct_top5"] = _numpy((best == self.labels[:, None]).any(1) & finite)
-        return own, {"non_finite": ~finite}
+            columns["correct_top5"] = _numpy((best == self.labels[:, None]).any(1) & finite)
+        return columns, {"non_finite": ~finite}
 
     def in_play(self, rows: pd.DataFrame) -> np.ndarray[Any, Any]:
         alive: np.ndarray[Any, Any] = rows["correct"].to_numpy(bool)
         return alive
 
-    def broken(self, own: dict[str, Any]) -> Any:
+    def broken(self, columns: dict[str, Any]) -> Any:
         """Right when clean and wrong now."""
-        return (own["clean_prediction"] == own["label"]) & ~own["correct"]
+        return (columns["clean_prediction"] == columns["label"]) & ~columns["correct"]
 
     def attacked(self, targets: Any) -> dict[str, Any]:
         return {"attacked_label": None if targets is None else _numpy(targets)}

@@ -22,20 +22,18 @@ def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: i
     """Properties of a model on some clean samples, as plain numbers.
 
     images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,); `batch_size` bounds the memory and changes nothing else.
-    Returns
 
-    - `n`, `correct`: samples, and how many are right; `finite`: whether every logit is
-    - `softmaxed`: whether the logits are probabilities
-    - `random`: largest difference of two passes over the same images, as a share of the largest logit;
-    `random_predictions`: answers that changed
-    - `batch`: the same difference for one image alone and in its batch
-    - `gradients`, `zero_gradients`, `broken_gradients`: samples looked at; those whose input gradient of the
-    cross-entropy is zero, and not finite
-    - `cosine_worst`, `cosine_median`: cosine between input gradients of the cross-entropy in float32 and float64; None
-    where there is none to compare,
-      or where the model cannot be run in float64 (`cosine_error` says why)
-    - `normalisations`: for other ways of normalising than the Classifier's, how many samples only [that way, the
-    Classifier's] gets right
+    Returns:
+        `n`, `correct`: samples, and how many are right. `finite`: whether every logit is.
+        `softmaxed`: whether the logits are probabilities.
+        `random`: largest difference of two passes over the same images, as a share of the largest logit;
+        `random_predictions`: answers that changed. `batch`: the same difference for one image alone and in its batch.
+        `gradients`, `zero_gradients`, `broken_gradients`: samples looked at; those whose input gradient of the
+        cross-entropy is zero, and not finite.
+        `cosine_worst`, `cosine_median`: cosine between input gradients of the cross-entropy in float32 and float64;
+        None where there is none to compare, or where the model cannot be run in float64 (`cosine_error` says why).
+        `normalisations`: for other ways of normalising than the Classifier's, how many samples only [that way, the
+        Classifier's] gets right.
     """
 
     def answers(x: Tensor, *, normalized: bool = False) -> Tensor:
@@ -47,7 +45,7 @@ def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: i
         alone = classifier(images[:1]).float()
         right = logits.argmax(1) == labels
         largest = logits.abs().max().clamp_min(1e-12)
-        found: dict[str, Any] = {
+        health: dict[str, Any] = {
             "n": len(images),
             "correct": int(right.sum()),
             "finite": bool(logits.isfinite().all()),
@@ -59,14 +57,14 @@ def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: i
         }
         for name, other in _other_normalisations(classifier, images).items():
             ours = answers(other, normalized=True).argmax(1) == labels
-            found["normalisations"][name] = [int((ours & ~right).sum()), int((right & ~ours).sum())]
+            health["normalisations"][name] = [int((ours & ~right).sum()), int((right & ~ours).sum())]
     few, their_labels = images[:GRADIENTS], labels[:GRADIENTS]
     parts = zip(few.split(batch_size), their_labels.split(batch_size), strict=True)
     gradient = torch.cat([_gradient(classifier, x, y) for x, y in parts]).flatten(1)
     finite = gradient.isfinite().all(1)
     zero = finite & (gradient == 0).all(1)
-    found |= {"gradients": len(few), "zero_gradients": int(zero.sum()), "broken_gradients": int((~finite).sum())}
-    return found | _precision(classifier, few, their_labels, gradient, finite & ~zero)
+    health |= {"gradients": len(few), "zero_gradients": int(zero.sum()), "broken_gradients": int((~finite).sum())}
+    return health | _precision(classifier, few, their_labels, gradient, finite & ~zero)
 
 
 def _precision(
@@ -74,21 +72,21 @@ def _precision(
 ) -> dict[str, Any]:
     """Cosines of float32 gradients (B, D) to float64 ones, for the first that are not zero."""
     chosen = usable.nonzero().flatten()[:DOUBLES]
-    found: dict[str, Any] = {"cosine_worst": None, "cosine_median": None}
+    health: dict[str, Any] = {"cosine_worst": None, "cosine_median": None}
     if not len(chosen):
-        return found
+        return health
     try:
         double = copy.deepcopy(classifier).double()
         exact = _gradient(double, images[chosen].double(), labels[chosen]).flatten(1)
     except Exception as error:  # a model that casts its input has no float64 form; that must not cost the run
-        return found | {"cosine_error": f"{type(error).__name__}: {brief(error)}"}
+        return health | {"cosine_error": f"{type(error).__name__}: {brief(error)}"}
     # Each by its largest entry first: a nearly saturated loss has a gradient of direction, but of hardly any length.
     ours, theirs = (g / g.abs().amax(1, keepdim=True) for g in (gradient[chosen].double(), exact))
     cosines = F.cosine_similarity(ours, theirs, dim=1)
     cosines = cosines[cosines.isfinite()]
     if len(cosines):
-        found |= {"cosine_worst": _number(cosines.min()), "cosine_median": _number(cosines.median())}
-    return found
+        health |= {"cosine_worst": _number(cosines.min()), "cosine_median": _number(cosines.median())}
+    return health
 
 
 def _other_normalisations(classifier: Classifier, images: Tensor) -> dict[str, Tensor]:
