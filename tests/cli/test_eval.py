@@ -116,7 +116,7 @@ def test_deterministic_mode_works_with_resampled_position_embeddings(place):
     done = call("eval", "--checkpoint", "sym.safetensors", "--img-size", "42", "--data", "folder:pictures",
                 "--attack", "fgsm", "--deterministic", "--out", "same", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert Run.open(place / "same").manifest["environment"]["deterministic"] is True
+    assert Run.open(place / "same").manifest.environment["deterministic"] is True
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -147,7 +147,7 @@ def test_precision_cache_and_checkpointing_from_the_command_line(place):
         "bf16",
     )
     refused = call(*rpc, cwd=place)
-    assert (refused.returncode, "--force for figures that are marked" in " ".join(refused.stderr.split())) == (2, True)
+    assert (refused.returncode, "--force for results that are marked" in " ".join(refused.stderr.split())) == (2, True)
     forced = call(*rpc, "--force", "--out", "forced", cwd=place)
     assert "attacked by force with gradients in bfloat16" in " ".join(forced.stdout.split())
     assert "fail gradient-precision" in forced.stdout
@@ -159,7 +159,7 @@ def test_one_checkpoint_under_several_iterations(place):
     assert done.returncode == 0, done.stderr
     found = Run.open(place / "transfer")
     assert found.models == [f"RPC-SymViT-w16d2h2 ({n}iter/all)" for n in (1, 2, 4)]
-    assert len({m["weights"] for m in found.request["models"]}) == 1
+    assert len({m.weights for m in found.request.models}) == 1
 
 
 def test_of_several_models_the_loadable_are_evaluated(place):
@@ -198,7 +198,7 @@ def test_a_torn_chunk_is_made_again(place):
                  "--batch-size", "7", "--out", "mended")  # fmt: skip
     assert call(*arguments, cwd=place).returncode == 0
     before = Run.open(place / "mended").rows
-    file = Run.open(place / "mended").chunk_path(before["model"][0], "fgsm", 7)
+    file = place / "mended" / "rows" / "0" / "fgsm" / "0000007.parquet"
     file.write_bytes(file.read_bytes()[:500])
     torn = call("report", "mended", "--out", "m.md", cwd=place)
     assert (torn.returncode, "0000007.parquet: torn" in torn.stderr) == (2, True)

@@ -1,6 +1,8 @@
 """`report`, and `check` on the same run."""
 
 from robustkpca.runs.run import Run
+from robustkpca.runs.store import RunStore
+from robustkpca.suites.cell import AttackId
 from tests.helpers.cli import BOTH, call
 
 
@@ -17,9 +19,11 @@ def test_report_and_check(run, place):
     unlike = call("check", "other", "--baseline", "base.parquet", cwd=place)
     assert (unlike.returncode, "other seed" in unlike.stderr) == (2, True)
     lost = Run.open(place / "run").rows
-    better = Run.start(place / "better", Run.open(place / "run").request, {})
-    for (model, attack), part in lost.groupby(["model", "attack"], sort=False):
-        better.write_chunk(model, attack, 0, part.assign(correct=True, prediction=part["label"]))
+    environment = Run.open(place / "run").manifest.environment
+    better = RunStore.start(place / "better", Run.open(place / "run").request, environment)
+    for (model, attack), part in lost.groupby(["model", "perturbation"], sort=False):
+        right = part.assign(correct=True, prediction=part["label"])
+        better.write_rows(model, AttackId.parse(attack), 0, right)
     fallen = call("check", "run", "--baseline", "better", cwd=place)
     assert (fallen.returncode, "regressed: " in fallen.stderr) == (1, True)
 
