@@ -215,6 +215,7 @@ def installed(tmp_path_factory):
     return wheel, site, work
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_the_main_job_beside_a_decoy(installed):
     _, site, work = installed
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

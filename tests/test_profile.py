@@ -97,6 +97,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "gradient" in printed
 
 
+@pytest.mark.slow
 def test_without_a_model_it_says_what_is_expected(tmp_path):
     done = subprocess.run([sys.executable, "-m", "robustkpca", "profile"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
@@ -104,6 +105,7 @@ def test_without_a_model_it_says_what_is_expected(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_rpc_are_used_or_refused(tmp_path):
     def run(*arguments):
         command = [sys.executable, "-m", "robustkpca", "profile", *arguments, "--repeats", "1", "--batch-size", "4"]

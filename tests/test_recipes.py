@@ -81,6 +81,7 @@ def test_an_attack_a_corruption_a_data_set_and_a_model_by_import_path(work, monk
     assert confidence["1"] != confidence["5"]
 
 
+@pytest.mark.slow
 def test_names_of_an_installed_package(work):
     site = install(work)
     suite = (work / "darker.toml").read_text().replace("mypkg.attacks:Darker", "Darker")

@@ -126,6 +126,7 @@ def test_a_decorated_class_is_a_method(monkeypatch):
         METHODS.register("PGD")(Same)
 
 
+@pytest.mark.slow
 def test_through_the_command_line(here):
     def run(method):
         (here / "mine.toml").write_text(SUITE.replace("METHOD", method))

@@ -166,6 +166,7 @@ def test_a_part_that_breaks_takes_those_after_it_along(noise_samples, tmp_path, 
     assert long.loc[f"autoattack/{WORST}", "status"].startswith("failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fab-t", "apgd-ce", "square"])
 def test_parts_alone_on_the_linear_oracle(linear, linear_samples, name):
     """The closed form is met by the white-box parts; Square does not beat it."""

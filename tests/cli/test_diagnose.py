@@ -1,10 +1,13 @@
 """`diagnose`: a verdict of every rule, and its exit code."""
 
+import pytest
+
 from robustkpca.diagnosis.findings import RULES
 from robustkpca.runs.run import Run
 from tests.helpers.cli import call
 
 
+@pytest.mark.slow
 def test_diagnose_says_pass_warn_or_fail_and_goes_on(place):
     flags = (
         "--checkpoint",

@@ -5,6 +5,7 @@ import os
 import shutil
 from importlib import metadata
 
+import pytest
 import torch
 
 from robustkpca.runs.run import Run
@@ -100,6 +101,7 @@ def test_a_torn_picture_stops_with_its_path_and_keeps_what_is_done(place):
     assert call(*arguments[:-1], "mended-run", cwd=place).returncode == 0
 
 
+@pytest.mark.slow
 def test_torchattacks_needs_no_old_requests(place):
     """It pins requests to 2.25 and imports it nowhere, so a newer one beside it does no harm: nor does none at all."""
     assert any(line.startswith("requests") for line in metadata.requires("torchattacks"))

@@ -32,6 +32,7 @@ def interrupted(way, module, folder):
     return process.wait(timeout=60), "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [SCRIPT, MODULE], ids=["script", "module"])
 @pytest.mark.parametrize("module", ["signal", "typer", "rich.console", "numpy", "torch._C", "timm.layers"])
 def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path, way, module):

@@ -1,11 +1,14 @@
 """`report`, and `check` on the same run."""
 
+import pytest
+
 from robustkpca.runs.run import Run
 from robustkpca.runs.store import RunStore
 from robustkpca.suites.cell import AttackId
 from tests.helpers.cli import BOTH, call
 
 
+@pytest.mark.slow
 def test_report_and_check(run, place):
     assert call("report", "run", "--out", "r.md", cwd=place).returncode == 0
     assert (place / "r.md").read_text().startswith("# Robustness report")

@@ -27,6 +27,7 @@ def test_a_device_is_kept_and_processes_take_one_each(monkeypatch):
     assert [pick_device(name) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_keep_whole_chunks_and_say_how_to_go_on(place, number, code):
     folder = place / f"cut{code}"

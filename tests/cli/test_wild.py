@@ -19,13 +19,15 @@ from robustkpca.errors import CheckpointError, DataError, SpecError
 from robustkpca.evaluation.loop import Plan, evaluate
 from robustkpca.models import checkpoints
 from robustkpca.models.checkpoints import inspect, load_classifier
-from robustkpca.models.classifier import Unusable
+from robustkpca.models.model import Unusable
 from robustkpca.models.settings import Preprocessing
 from robustkpca.models.weight_files import read
 from robustkpca.report import run_tables
 from robustkpca.results import accuracy
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import DATA, OFFICIAL, classifier_of, tiny, tiny_settings
+
+pytestmark = pytest.mark.slow
 
 WNIDS = (
     "n01440764",

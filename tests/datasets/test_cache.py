@@ -45,6 +45,7 @@ def test_a_cached_image_is_the_image_to_the_bit(pictures, tmp_path, monkeypatch)
     assert all(torch.equal(full(i), image) for i, image in enumerate(true))
 
 
+@pytest.mark.slow
 def test_figures_do_not_depend_on_cache_or_workers(pictures, tmp_path):
     samples, suites = load_samples(f"folder:{pictures}"), [load_suite("pgd").with_steps(2)]
     rows = []

@@ -55,6 +55,7 @@ def test_two_runs_with_one_seed_are_identical(noise_samples, tmp_path):
     assert not other.rows["distance"].equals(runs[0].rows["distance"].head(len(other.rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["symvit", "rpc-symvit"])
 def test_rows_do_not_depend_on_the_batch_size(noise_samples, tmp_path, family):
     classifier = tiny(family, RPC if family == "rpc-symvit" else None)

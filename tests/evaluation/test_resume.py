@@ -29,6 +29,7 @@ def run(folder, **options):
     return evaluate([tiny()], noise(), SUITES, folder, batch_size=7, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_twenty_kills_change_nothing(tmp_path, processes):
     command = [sys.executable, "-m", "tests.helpers.killed", "kills", str(tmp_path), "20", str(processes)]

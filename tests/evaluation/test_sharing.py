@@ -18,6 +18,8 @@ from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
 from tests.helpers.oracles import noise, tiny
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FGSM = [load_suite("fgsm").with_eps(["1/255", "4/255"])]
 

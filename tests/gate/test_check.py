@@ -199,6 +199,7 @@ def chances(draws: np.random.Generator, mean: float) -> np.ndarray:
     return draws.beta(mean * 0.5, (1 - mean) * 0.5, 1000).clip(0.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [0.0, 1.0])
 def test_false_alarms_are_rare(thousand, tolerance):
     """500 re-runs of one model, every outcome drawn anew: fewer than 5 % may fail."""
@@ -211,6 +212,7 @@ def test_false_alarms_are_rare(thousand, tolerance):
     assert alarms < 25, alarms
 
 
+@pytest.mark.slow
 def test_a_drop_of_five_points_is_caught(thousand):
     """A twentieth of all samples, right before, is wrong now, on top of the same noise: caught in more than 95 %."""
     draws = np.random.default_rng(1)

@@ -65,6 +65,7 @@ def test_the_summary_has_the_bad_cells_first(verdict):
     assert "a\\|b\\<c\\>" in table[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tolerance", "code"), [("", 0), ("--tolerance nan", 2)])
 def test_the_action_runs(tmp_path, tolerance, code):
     """The action's own script, with the environment GitHub gives it."""

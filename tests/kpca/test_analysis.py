@@ -237,6 +237,7 @@ def test_a_class_of_attention_is_registered_in_one_line(noise, monkeypatch):
     assert analyze(classifier_of(network, 2), noise.take(np.arange(2))).layers == [("1", "Special")]
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_figures_and_a_page(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("epoch,model,projection_loss,lr\n1,SymViT,3.5,1\n2,SymViT,2.5,1\n")

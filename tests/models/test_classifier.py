@@ -184,6 +184,7 @@ def test_checkpointed_blocks_change_no_bit():
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_variant_agrees_and_says_so():
     classifier = tiny("rpc-symvit", RPCSettings(iterations=2, lam=1.0))
     compiled = classifier.variant(compiled=True)

@@ -46,6 +46,7 @@ def run(made, tmp_path):
     return Run.open(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(run, tmp_path):
     first = report.write([run], tmp_path / "a" / "r.md")
     second = report.write([Run.open(run.path)], tmp_path / "b" / "r.md")

@@ -221,6 +221,7 @@ def test_the_interval_over_seeds_covers(seed_sd, trainings):
     assert false <= 60
 
 
+@pytest.mark.slow
 def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
     assert trainings.has_training_runs(run)
     found = {view.title: view for view in run_tables.views(run)}

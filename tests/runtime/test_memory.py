@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import resource, sys
 import numpy as np, torch
@@ -38,6 +40,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
+@pytest.mark.slow
 def test_a_hundred_times_the_images_take_the_same_memory(tmp_path: Path):
     peaks = []
     for n in (300, 30_000):

@@ -32,6 +32,7 @@ def quick(name, eps=None):
     return type(load_suite(name)).parse(suite, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_suite_runs_and_stays_in_its_threat_model(noise_samples, tmp_path, name):
     samples = noise_samples.take(np.arange(6))
@@ -94,6 +95,7 @@ def test_noise_is_uniform_and_flips_nobody_far_from_the_boundary(linear, linear_
     assert (linear(noisy).argmax(1) == labels).double().mean() == linear_accuracy(0)
 
 
+@pytest.mark.slow
 def test_an_active_set_breaks_whatever_the_last_iterate_breaks():
     classifier, samples = load_classifier("rpc-symvit"), load_samples("fashion-mnist", limit=40)
     images, labels = images_of(samples, classifier), torch.from_numpy(samples.labels_for(classifier.settings))
@@ -124,6 +126,7 @@ def test_cw_finds_the_boundary_of_the_linear_oracle(linear, linear_samples):
     assert (moved <= 1.6 * least + 0.05).all()
 
 
+@pytest.mark.slow
 def test_square_and_spsa_break_what_is_near_the_boundary(linear, linear_samples):
     images, labels = images_of(linear_samples, linear), torch.from_numpy(linear_samples.labels)
     for name in ("square", "spsa"):

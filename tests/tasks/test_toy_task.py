@@ -80,6 +80,7 @@ def test_an_interrupted_run_goes_on(moved, tmp_path):
     pd.testing.assert_frame_equal(again.rows, whole.rows)
 
 
+@pytest.mark.slow
 def test_two_processes_share_it(moved, tmp_path):
     whole = evaluate([good(), poor()], signals(), [moved], tmp_path / "whole", batch_size=2)
     children = []
@@ -122,6 +123,7 @@ def test_tables_and_report_speak_of_signals(moved, tmp_path):
     assert "accuracy" not in text.lower()
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_it_by_import_paths(moved, tmp_path):
     suite = tmp_path / "moved.toml"
     suite.write_text(

@@ -15,6 +15,8 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.models.weight_files import RECORD_KEY
 from tests.helpers.trained import few, go
 
+pytestmark = pytest.mark.slow
+
 
 def state(out):
     return torch.load(out.with_suffix(".pth"), weights_only=True)

@@ -39,6 +39,7 @@ def few():
     return load_samples("digits", split="train", limit=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit", "symvit", "rpc-symvit"])
 def test_training_lowers_the_loss_and_the_file_needs_nothing_else(digits, tmp_path, model):
     rpc = RPCSettings(iterations=2, lam=1.0, layers="all") if model == "rpc-symvit" else None
