@@ -346,7 +346,7 @@ def test_each_model_gets_its_own_preprocessing(tmp_path):
     assert (seen["one"].shape[-1], seen["two"].shape[-1]) == (32, 48)
     torch.testing.assert_close(seen["one"], torch.full_like(seen["one"], (level - 0.5) / 0.5))
     torch.testing.assert_close(seen["two"], torch.full_like(seen["two"], (level - 0.1) / 0.2))
-    kept = [m["settings"]["preprocessing"]["crop_pct"] for m in run.request.models]
+    kept = [m.vision.preprocessing.crop_pct for m in run.request.models]
     assert kept == [1.0, 0.5]
 
 
