@@ -129,6 +129,9 @@ def attack(
         start = coordinates.enter(images.detach().clone())
         with keyed:
             attacked = engine(start, labels.detach().clone())
+        if not isinstance(attacked, Tensor) or attacked.shape != images.shape:
+            got = f"shape {tuple(attacked.shape)}" if isinstance(attacked, Tensor) else type(attacked).__name__
+            raise TypeError(f"{spec.method} returned {got}, expected a tensor of shape {tuple(images.shape)}")
         return coordinates.leave(attacked.detach())
 
 

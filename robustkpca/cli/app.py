@@ -88,7 +88,7 @@ def _failed(error: RobustKPCAError) -> int:
 
 def usage(error: typer.TyperException) -> str:
     """One line for what the parser refuses: `--dtype: expected float32 or bf16, got 'fp8'`."""
-    text = error.format_message().strip()
+    text = " ".join(error.format_message().split())
     parameter = getattr(error, "param", None)
     if parameter is None or text.startswith("Missing"):
         return f"{text[0].lower()}{text[1:].rstrip('.')}; see --help"

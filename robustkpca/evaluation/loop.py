@@ -178,7 +178,7 @@ class _Evaluation:
                     log.failures.pop(str(job.id), None)
                 except RobustKPCAError:
                     raise
-                except Exception as error:  # an attack that breaks must not cost the others
+                except (Exception, SystemExit) as error:  # an attack that breaks must not cost the others
                     log.failures[str(job.id)] = f"{type(error).__name__}: {brief(error)}"
                     self.failed[model, job.id] = first
             self._advance(unit, job.id)

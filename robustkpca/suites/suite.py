@@ -38,6 +38,8 @@ class Suite(Frozen):
         """`corruptions` and `severities` beside the name, as files had them before threat models had kinds."""
         if not isinstance(data, dict):
             return data
+        if "kind" in data:
+            raise ValueError('expected kind within the [threat] table, e.g. [threat] kind = "corruptions"')
         if not data.get("corruptions"):
             if data.get("threat") is None:
                 raise ValueError("expected a [threat] table")
@@ -53,8 +55,11 @@ class Suite(Frozen):
     def _of_its_kind(cls, value: Any) -> Any:
         if isinstance(value, Threat) or not isinstance(value, Mapping):
             return value
-        kind = value.get("kind", "ball")
-        threat = import_object(kind, what="threat model") if is_import_path(kind) else THREATS[kind]
+        kind = str(value.get("kind", "ball"))
+        try:
+            threat = import_object(kind, what="threat model") if is_import_path(kind) else THREATS[kind]
+        except SpecError as error:  # so that the line begins with the suite and the key
+            raise ValueError(f"kind: {error}") from error
         return threat.model_validate(dict(value))
 
     @model_validator(mode="after")

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -232,6 +233,29 @@ def test_an_attack_that_breaks_is_failed_and_costs_nothing_else(noise_samples, t
     register(monkeypatch, Mine=torchattacks.FGSM)  # repaired
     again = evaluate([tiny()], noise_samples, suites, tmp_path / "run", batch_size=7)
     assert {s.text for s in again.statuses} == {"complete"}
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda images: sys.exit(0), "failed: SystemExit: 0"),
+        (lambda images: 3, "failed: TypeError: Mine returned int, expected a tensor of shape (7, 1, 28, 28)"),
+        (
+            lambda images: images[:1],
+            "failed: TypeError: Mine returned shape (1, 1, 28, 28), expected a tensor of shape (7",
+        ),
+    ],
+)
+def test_an_attack_that_returns_no_images_is_failed(noise_samples, tmp_path, monkeypatch, returned, said):
+    class Returns(torchattacks.FGSM):
+        def forward(self, images, labels):
+            return returned(images)
+
+    register(monkeypatch, Mine=Returns)
+    run = evaluate(
+        [tiny()], noise_samples, [suite_of([{"name": "a", "method": "Mine"}])], tmp_path / "run", batch_size=7
+    )
+    assert run.status(run.models[0], Cell.parse("own", "8/255")).text.startswith(said)
 
 
 def test_an_interrupted_run_goes_on_and_equals_a_whole_one(noise_samples, tmp_path):

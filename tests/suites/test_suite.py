@@ -133,3 +133,15 @@ def test_the_readmes_suites_and_limits_are_what_it_says(tmp_path):
     for spec in suites[0].attack:
         registry.check(spec, suites[0].threat)
     assert suites[0].attack[1].through == "straight-through"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threat": {"kind": "nonsense"}}, r"suite: threat: kind: unknown threat model 'nonsense'"),
+        ({"kind": "corruptions"}, r"expected kind within the \[threat\] table"),
+    ],
+)
+def test_kinds_of_threat_models_that_do_not_exist_or_stand_elsewhere(changes, message):
+    with pytest.raises(SpecError, match=message):
+        Suite.parse({"name": "s", "version": 1, "title": "s", **changes}, "suite")
