@@ -137,11 +137,10 @@ class _Evaluation:
         return self.failed.get((model, attack), first + 1) <= first
 
     def _records(self) -> Iterator[Record]:
-        for number in dict.fromkeys(unit.model for unit in self.units):
-            label = self.plan.labels[number]
-            for unit in self.units:
-                if unit.model == number and unit.purpose != HEALTH:
-                    yield self.store.record(label, unit.samples.start)
+        """Of every chunk, as they were when this process began."""
+        for unit in self.units:
+            if unit.purpose != HEALTH:
+                yield self.store.record(self.plan.labels[unit.model], unit.samples.start)
 
     def _ids(self, unit: Unit) -> list[str]:
         return [self.plan.samples.ids[i] for i in unit.samples]
