@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FAILED = 3  # exit code where a command could not do its work, which says nothing of what the user gave or asked
+
 
 class RobustKPCAError(Exception):
     """Base class: something the user gave cannot be used. The message says expected, got, and what exists."""
@@ -26,6 +28,12 @@ class DataError(RobustKPCAError):
 
 class RunError(RobustKPCAError):
     """A run folder that cannot be read, written or continued."""
+
+
+class OutputError(RunError):
+    """An output that cannot be written: a full disk, a closed pipe, a folder without permission."""
+
+    exit_code = FAILED
 
 
 class ProcessError(RobustKPCAError):

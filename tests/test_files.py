@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from robustkpca.errors import CheckpointError, DataError, RunError, brief
+from robustkpca.errors import DataError, OutputError, brief
 from robustkpca.files import write_whole
 from robustkpca.kpca import plots
 from robustkpca.models import checkpoints
@@ -45,10 +45,10 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"cannot write .*m.safetensors: No space left on device"):
+    with pytest.raises(OutputError, match=r"cannot write .*m.safetensors: No space left on device"):
         checkpoints.save(file, made.network.state_dict(), made.settings, {})
-    with pytest.raises(RunError, match="No space left"):
-        write_whole(file, lambda part: part.write_bytes(b"new"))
+    with pytest.raises(OutputError, match="No space left"):
+        write_whole(file, lambda part: part.write(b"new"))
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.safetensors", b"old")]
 
 

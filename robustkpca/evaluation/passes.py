@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError, RunError, SpecError
 from robustkpca.evaluation.loop import Progress, Resources
 from robustkpca.evaluation.units import Unit, Work
-from robustkpca.files import write_whole
+from robustkpca.files import Folder
 from robustkpca.models.classifier import Classifier
 from robustkpca.runs.folder import chunk_ranges
 from robustkpca.runtime.claims import Claims
@@ -50,7 +50,11 @@ class Keep:
 
     def write(self, first: int, result: Tensors) -> None:
         content = save({name: value.contiguous() for name, value in result.items()})
-        write_whole(self.path(first), lambda part: part.write_bytes(content))
+        self._own.write(self.path(first), lambda file: file.write(content))
+
+    @cached_property
+    def _own(self) -> Folder:
+        return Folder(self.folder)
 
 
 def over_chunks(

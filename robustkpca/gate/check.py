@@ -256,12 +256,14 @@ def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
             )
     harmless = [("device", ours.device, theirs.device), ("software", ours.software, theirs.software)]
     notes += [f"other {what}: {here} here, {there} in the baseline" for what, here, there in harmless if here != there]
+    if run.path is not None and not run.manifest.sealed:
+        notes.append(f"run {run.name} was begun before records had checksums: whether it was changed cannot be told")
     return reasons, notes
 
 
 def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] | None = None) -> list[str]:
-    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows,
-    rows without a value."""
+    """Why numbers of a run must not be believed: cells that are not complete or hold flagged rows, models whose health
+    was not recorded, rows without a value."""
     models, cells = list(run.models if models is None else models), run.cells if cells is None else cells
     reasons = []
     for model in models:
@@ -269,4 +271,6 @@ def faults(run: Run, models: Iterable[str] | None = None, cells: Sequence[Cell] 
         reasons += [f"{model}, {s.cell}: {s.text}" for s in broken[:3]]
         if len(broken) > 3:
             reasons.append(f"and {len(broken) - 3} more cells of {model}")
+        if run.task.health_samples and run.request.model(model).usable and not run.health.get(model):
+            reasons.append(f"{model}: no record of its health; the command that made the run makes it again")
     return reasons + run.task.sound(run.rows, {model.label: model.vision for model in run.request.models})

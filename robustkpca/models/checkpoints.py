@@ -53,7 +53,7 @@ def save(path: Path, state: Mapping[str, Tensor], settings: ModelSettings, train
     record = {"settings": settings.model_dump(mode="json", by_alias=True), "training": training}
     metadata = {RECORD_KEY: json.dumps(record, sort_keys=True, allow_nan=False)}
     content = serialize({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
-    write_whole(path, lambda part: part.write_bytes(content), error=CheckpointError)
+    write_whole(path, lambda file: file.write(content))
 
 
 class LoadSettings(TypedDict, total=False):

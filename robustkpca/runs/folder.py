@@ -2,15 +2,17 @@
 
     run.json                              what was asked for, and where it was begun
     rows/MODEL/PERTURBATION/FIRST.parquet the rows of the chunk that begins at sample number FIRST
-    records/MODEL/FIRST.json              times and failures of that chunk; records/MODEL/model.json: of the model as a
-    whole examples/MODEL/PERTURBATION.npz       a few samples to look at
+    records/MODEL/FIRST.json              times and failures of that chunk; records/MODEL/model.json: of the model
+    examples/MODEL/PERTURBATION.npz       a few samples to look at
     claims/                               who is working on what, see `robustkpca.runtime.claims`
 
-MODEL is the model's number in the request.
+MODEL is the model's number in the request. Rows, records and run.json have checksums of what they say. No link in the
+folder is followed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 from robustkpca.runs.request import Request
 from robustkpca.suites.cell import CLEAN_CELL, AttackId
 
+MARK = b"robustkpca.run"  # the fingerprint of the request, in the metadata of each chunk of rows
 OURS = {"run.json", "rows", "records", "examples", "claims", ".lock"}  # .lock: of format 1
 
 
@@ -46,15 +49,29 @@ class RunFolder:
         name = "model" if first is None else f"{first:07d}"
         return self.path / "records" / self._number(model) / f"{name}.json"
 
-    def all_records(self) -> list[Path]:
+    @property
+    def chunks(self) -> int:
+        """How many chunks of rows were asked for."""
+        each = -(-self.request.data.n // self.request.batch_size)
+        return len(self.request.labels) * (1 + len(self.request.attacks)) * each
+
+    def stored_records(self) -> list[Path]:
+        """The records that are there."""
         return sorted((self.path / "records").glob("*/*.json"))
 
-    def all_rows(self) -> Iterator[tuple[str, AttackId, int, Path]]:
-        """(model, attack, first sample, file) of all chunks that were asked for, there or not; nothing else counts."""
+    def stored_rows(self) -> Iterator[tuple[str, AttackId, int, Path]]:
+        """(model, attack, first sample, file) of all chunks that are there and were asked for; nothing else counts."""
         for model in self.request.labels:
             for attack in (CLEAN_CELL.attack, *self.request.attacks):
-                for chunk in chunk_ranges(self.request.data.n, self.request.batch_size):
-                    yield model, attack, chunk.start, self.rows(model, attack, chunk.start)
+                for file in sorted(self.rows(model, attack, 0).parent.glob("*.parquet")):
+                    first = int(file.stem) if re.fullmatch(r"[0-9]{7,18}", file.stem) else -1
+                    if first in range(0, self.request.data.n, self.request.batch_size):
+                        yield model, attack, first, self.rows(model, attack, first)
+
+    def most_rows(self, attack: AttackId) -> int:
+        """How many rows a chunk may hold."""
+        suite = self.request.attacks.get(attack)
+        return self.request.batch_size * (len(suite.budgets) if suite else 1)
 
     def _number(self, model: str) -> str:
         return str(self.request.labels.index(model))

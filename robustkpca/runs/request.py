@@ -111,9 +111,11 @@ class Request(Frozen):
 
 
 class Manifest(Frozen):
-    """What run.json holds. `fingerprint` is the request's, as it was when the run began."""
+    """What run.json holds. `fingerprint` is the request's, as it was when the run began; `sealed`: all files of the run
+    have checksums of what they say, as runs have that were begun since there are such."""
 
     format: int = FORMAT
+    sealed: bool = False
     fingerprint: str
     request: Request
     environment: dict[str, Any]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robustkpca.errors import RunError, SpecError, brief
-from robustkpca.files import write_whole
+from robustkpca.files import MOST_BYTES, refuse_links, write_whole
 from robustkpca.runs import format1
-from robustkpca.runs.files import read_table
-from robustkpca.runs.folder import RunFolder
+from robustkpca.runs.files import read_json, read_table, sealed_text, unsealed, write_table
+from robustkpca.runs.folder import MARK, RunFolder
 from robustkpca.runs.records import Record, Summary
 from robustkpca.runs.request import FORMAT, Manifest, Request
 from robustkpca.runs.schema import flags_of, schema_of
@@ -132,27 +131,31 @@ class Run:
     # -- opening
 
     @classmethod
-    def open(cls, path: Path | str) -> Run:
-        """A run folder, its run.json, or an exported Parquet file. Raises RunError when it is none of these."""
+    def open(cls, path: Path | str, *, records: bool = True) -> Run:
+        """A run folder, its run.json, or an exported Parquet file. Raises RunError when it is none of these, or was
+        changed. Without `records` those of a folder are left aside, and so is what is wrong with them."""
         path = Path(path)
         path = path.parent if path.name == "run.json" else path
         try:
             if path.is_file():
-                plain = json.loads((pq.read_schema(path).metadata or {})[_METADATA])
+                text = (pq.read_schema(path).metadata or {})[_METADATA]
+                plain = unsealed(text[: MOST_BYTES + 1], f"run {path}")
             else:
-                plain = json.loads((path / "run.json").read_text(encoding="utf-8"))
+                plain = read_json(path, path / "run.json")
             if plain.get("format") == 1:
                 manifest, old = format1.manifest_of(plain, f"run {path}")
                 return cls(manifest, path, tuple(old))
             stored = plain.pop("records", None)
             manifest = _manifest(plain, path)
             if stored is None:
-                stored = [_json(file) for file in RunFolder(path, manifest.request).all_records()]
-            records = [Record.parse(record, f"run {path}") for record in stored if record is not None]
-            return cls(manifest, path, tuple(records))
+                files = RunFolder(path, manifest.request).stored_records() if records else []
+                stored = [_record(path, file, manifest) for file in files]
+            parsed = [Record.parse(record, f"run {path}") for record in stored if record is not None]
+            return cls(manifest, path, tuple(parsed))
         except FileNotFoundError:
             raise RunError(f"run {path}: expected a run folder with run.json, or an exported .parquet file") from None
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, SpecError) as error:
+        except (OSError, pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
+                RecursionError, MemoryError, SpecError) as error:  # fmt: skip
             raise RunError(f"run {path}: cannot be read, torn or not a run ({brief(error)})") from None
 
     @classmethod
@@ -164,22 +167,19 @@ class Run:
         return cls(manifest, None, tuple(records), table.to_pandas().reset_index(drop=True))
 
     def export(self, path: Path) -> None:
-        """All rows, the manifest and the records as one Parquet file, with checksums of its pages."""
-        manifest = self.manifest.model_copy(update={"format": FORMAT, "fingerprint": self.request.fingerprint})
-        plain = manifest.model_dump(mode="json", by_alias=True)
+        """All rows, the manifest and the records as one Parquet file, with checksums of all it says."""
+        as_today = {"format": FORMAT, "fingerprint": self.request.fingerprint, "sealed": True}
+        plain = self.manifest.model_copy(update=as_today).model_dump(mode="json", by_alias=True)
         plain["records"] = [record.model_dump(mode="json", exclude_none=True) for record in self._records]
-        metadata = {_METADATA: json.dumps(plain, sort_keys=True, allow_nan=False)}
         table = pa.Table.from_pandas(self.rows, schema_of(self.task), preserve_index=False)
-        table = table.replace_schema_metadata(metadata)
-        write_whole(path, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
+        write_whole(path, lambda file: write_table(file, table, {_METADATA: sealed_text(plain)}))
 
     # -- reading
 
     @property
     def progress(self) -> tuple[int, int]:
         """Chunks that are there, and chunks that were asked for."""
-        files = [file for _, _, _, file in self._folder.all_rows()]
-        return sum(file.exists() for file in files), len(files)
+        return sum(1 for _ in self._folder.stored_rows()), self._folder.chunks
 
     @property
     def _folder(self) -> RunFolder:
@@ -188,16 +188,26 @@ class Run:
         return RunFolder(self.path, self.request)
 
     def _read(self) -> pa.Table:
+        sealed = self.manifest.sealed
         if self.path is not None and self.path.is_file():
-            table = pq.ParquetFile(self.path, page_checksum_verification=True).read()
+            most = len(self.models) * sum(self.conditions.get(cell, self.n) for cell in self.cells)
+            table = read_table(self.path, most=most, sealed=sealed)
         else:
             tables = [
-                read_table(file).replace_schema_metadata()
-                for model, attack, first, file in self._folder.all_rows()
-                if self._counts(model, attack, first) and file.exists()
+                self._chunk(attack, file)
+                for model, attack, first, file in self._folder.stored_rows()
+                if self._counts(model, attack, first)
             ]
             table = pa.concat_tables(tables) if tables else schema_of(self.task).empty_table()
         return format1.rows_of(table) if self.manifest.format == 1 and "attack" in table.column_names else table
+
+    def _chunk(self, attack: AttackId, file: Path) -> pa.Table:
+        refuse_links(self._folder.path, file)
+        table = read_table(file, most=self._folder.most_rows(attack), sealed=self.manifest.sealed)
+        ours = self.manifest.fingerprint.encode()
+        if (table.schema.metadata or {}).get(MARK, ours) != ours:
+            raise RunError(f"rows {file}: of another request; the command that made the run makes them again")
+        return table.replace_schema_metadata()
 
     def _counts(self, model: str, attack: AttackId, first: int) -> bool:
         """Whether a chunk counts: where an attack failed, those after it do not, whoever ran them."""
@@ -295,9 +305,9 @@ def _manifest(plain: dict[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _json(file: Path) -> Any:
+def _record(path: Path, file: Path, manifest: Manifest) -> dict[str, Any] | None:
     """The content of a record; None where it is torn: what it is of is then made again."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_json(path, file, sealed=manifest.sealed)
     except (OSError, ValueError):
         return None

@@ -11,21 +11,19 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from robustkpca.errors import RobustKPCAError, RunError
-from robustkpca.files import write_whole
-from robustkpca.runs.files import read_table, save_arrays, whole_json
-from robustkpca.runs.folder import OURS, RunFolder
+from robustkpca.files import Folder, is_part, refuse_links
+from robustkpca.runs.files import read_json, read_table, save_arrays, sealed_text, whole_json, write_table
+from robustkpca.runs.folder import MARK, OURS, RunFolder
 from robustkpca.runs.records import Record
 from robustkpca.runs.request import FORMAT, Manifest, Request, differences
 from robustkpca.runs.run import Run
 from robustkpca.runs.schema import schema_of
+from robustkpca.runtime.claims import Claims
 from robustkpca.suites.cell import AttackId
 from robustkpca.tasks.base import Task
 from robustkpca.tasks.registry import task_named
-
-_MARK = b"robustkpca.run"  # the fingerprint of the request, in each chunk's metadata
 
 
 class RunStore:
@@ -36,6 +34,7 @@ class RunStore:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = RunFolder(path, manifest.request), manifest
+        self._own = Folder(path)
         self._whole: set[Path] = set()  # chunks this process has read or written
 
     @classmethod
@@ -46,7 +45,7 @@ class RunStore:
         """
         file = path / "run.json"
         if whole_json(file):
-            run = Run.open(path)
+            run = Run.open(path, records=False)  # one that was changed is made again
             if run.manifest.format != FORMAT:
                 raise RunError(
                     f"run {path} was made in format {run.manifest.format}: it can be read, compared and reported, "
@@ -56,16 +55,22 @@ class RunStore:
                 lines = differences(request.plain, run.request.plain)
                 more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
                 raise RunError(f"run {path} holds another request ({'; '.join(lines[:3])}{more}); choose another --out")
-            return cls(path, run.manifest)
+            store = cls(path, run.manifest)
+            store._remove_damaged()
+            return store
         # Where run.json is lost or torn the chunks still say which request they are of.
         if path.exists() and (not path.is_dir() or _strange(path)):
             raise RunError(
                 f"--out {path}: expected an empty or new folder, or a run to continue; it holds something else"
             )
-        manifest = Manifest(fingerprint=request.fingerprint, request=request, environment=environment)
-        text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True, allow_nan=False)
-        write_whole(file, lambda part: part.write_text(text + "\n", encoding="utf-8"))
-        # Read again: another process may have begun the same run, or another one, in the same moment.
+        manifest = Manifest(fingerprint=request.fingerprint, request=request, environment=environment, sealed=True)
+        text = sealed_text(manifest.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+        folder = Folder(path)
+        # Another process may begin the same run, or another one, in the same moment: the one that holds the claim
+        # writes, the others read what it wrote.
+        with Claims(path / "claims") as claims:
+            for _ in claims.units([file.name], lambda _: whole_json(file), wait=True):
+                folder.write(file, lambda open_file: open_file.write(text.encode()))
         return cls.start(path, request, environment)
 
     @cached_property
@@ -91,10 +96,11 @@ class RunStore:
         anything else, and has to be made again."""
         file = self.folder.rows(model, attack, first)
         try:
-            table = read_table(file)
+            refuse_links(self.folder.path, file)
+            table = read_table(file, most=self.folder.most_rows(attack), sealed=self.manifest.sealed)
         except RunError:
             return None
-        made_by = (table.schema.metadata or {}).get(_MARK, b"").decode()
+        made_by = (table.schema.metadata or {}).get(MARK, b"").decode("utf-8", "replace")
         if table.column_names != schema_of(self.task).names or made_by not in ("", self.manifest.fingerprint):
             return None
         rows = table.to_pandas()
@@ -115,35 +121,44 @@ class RunStore:
     def write_rows(self, model: str, attack: AttackId, first: int, rows: pd.DataFrame) -> None:
         schema = schema_of(self.task)
         table = pa.Table.from_pandas(rows, schema, preserve_index=False)
-        table = table.replace_schema_metadata({_MARK: self.manifest.fingerprint})
-        file = self.folder.rows(model, attack, first)
-        write_whole(file, lambda part: pq.write_table(table, part, compression="zstd", write_page_checksum=True))
-        self._whole.add(file)
+        path = self.folder.rows(model, attack, first)
+        self._own.write(path, lambda file: write_table(file, table, {MARK: self.manifest.fingerprint}))
+        self._whole.add(path)
 
     def write_examples(self, model: str, attack: AttackId, examples: dict[str, Any]) -> None:
         """A few perturbed samples, see `robustkpca.runs.run.Examples`."""
-        write_whole(self.folder.examples(model, attack), lambda part: save_arrays(part, examples))
+        self._own.write(self.folder.examples(model, attack), lambda file: save_arrays(file, examples))
 
     # -- records
 
     def record(self, model: str, first: int | None) -> Record:
         """What is kept beside the rows of a chunk; an empty record where nothing is, or it is torn."""
         with contextlib.suppress(OSError, ValueError, RobustKPCAError):
-            text = self.folder.record(model, first).read_text(encoding="utf-8")
-            record: Record = Record.parse(json.loads(text), "record")
+            plain = read_json(self.folder.path, self.folder.record(model, first), sealed=self.manifest.sealed)
+            record: Record = Record.parse(plain, "record")
             return record
         return Record(model=model, first=first)
 
     def remove_parts(self) -> None:
         """Remove what killed processes left half written; for a run of which everything is there."""
         for part in self.folder.path.rglob("*.part"):
-            with contextlib.suppress(OSError):
-                part.unlink()
+            if is_part(part.name):
+                with contextlib.suppress(OSError):
+                    part.unlink()
+
+    def _remove_damaged(self) -> None:
+        """Remove records whose checksum does not match: what they are of is made again where it matters."""
+        for file in self.folder.stored_records():
+            refuse_links(self.folder.path, file)
+            with contextlib.suppress(OSError, ValueError):
+                try:
+                    read_json(self.folder.path, file, sealed=self.manifest.sealed)
+                except RunError:
+                    file.unlink()
 
     def write_record(self, record: Record) -> None:
-        text = record.model_dump_json(exclude_none=True)
-        file = self.folder.record(record.model, record.first)
-        write_whole(file, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+        text = sealed_text(json.loads(record.model_dump_json(exclude_none=True))) + "\n"
+        self._own.write(self.folder.record(record.model, record.first), lambda file: file.write(text.encode()))
 
 
 def _strange(path: Path) -> set[str]:

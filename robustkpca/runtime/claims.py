@@ -33,7 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from robustkpca.errors import RunError
+from robustkpca.errors import OutputError
+from robustkpca.files import Folder
 
 STALE = 60.0  # seconds without a sign of life after which a claim is taken over
 BEAT = 5.0  # seconds between signs of life
@@ -86,8 +87,9 @@ class Claims:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Claims:
-        """Raises RunError if the folder cannot be made."""
-        self._make_folder()
+        """Raises RunError if the folder cannot be made, or is a link."""
+        self._parent = Folder(self.folder.parent)
+        self._parent.make(self.folder)
         self._me = _this_process()  # which may be a child of the one that made the object
         self._stopped.clear()
         self._thread = threading.Thread(target=self._renew_all, name="claims", daemon=True)
@@ -199,12 +201,6 @@ class Claims:
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", key)[:60].strip("-") or "unit"
         return self.folder / f"{readable}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.claim"
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make {self.folder}: {error.strerror or error}") from None
-
     def _create(self, key: str, path: Path) -> bool:
         """Whether the claim's file was not there and now is, with our name in it."""
         content = json.dumps({**asdict(self._me), "key": key}).encode()
@@ -215,7 +211,7 @@ class Claims:
             try:
                 file = os.open(path, flags, 0o644)
             except FileNotFoundError:  # someone has removed the folder
-                self._make_folder()
+                self._parent.make(self.folder)
                 file = os.open(path, flags, 0o644)
             created = True
             with open(file, "wb", buffering=0) as stream:
@@ -229,7 +225,7 @@ class Claims:
             elif isinstance(error, FileExistsError):
                 return False
             if isinstance(error, OSError):
-                raise RunError(f"cannot claim {key[:80]!r} in {self.folder}: {error.strerror or error}") from None
+                raise OutputError(f"cannot claim {key[:80]!r} in {self.folder}: {error.strerror or error}") from None
             raise
         self._seen.pop(path.name, None)
         return True
@@ -261,7 +257,7 @@ class Claims:
         except FileNotFoundError:  # another was faster; who creates the next claim is decided by its creation
             return True
         except OSError as error:
-            raise RunError(f"cannot take over {path}: {error.strerror or error}") from None
+            raise OutputError(f"cannot take over {path}: {error.strerror or error}") from None
         moved = _look(aside)
         is_the_one = moved is None or moved.sign == sight.sign
         with contextlib.suppress(OSError):

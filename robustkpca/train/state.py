@@ -58,12 +58,7 @@ def save_state(
     }
     ours = {"request": request, "settings": settings.model_dump(mode="json", by_alias=True), "training": record}
     content = {**state, "epoch": len(record["epochs"]) - 1, "args": args, RECORD_KEY: json.dumps(ours)}
-
-    def fill(part: Path) -> None:
-        with part.open("wb") as file:  # given a name, torch reports a full disk by another error
-            torch.save(content, file)
-
-    write_whole(path, fill)
+    write_whole(path, lambda file: torch.save(content, file))
 
 
 def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     rows = tmp_path / "run" / "rows"
     shutil.rmtree(rows)
     rows.write_text("")  # nothing can be made in it, by root either
-    with pytest.raises(RunError, match="cannot write") as error:
+    with pytest.raises(RunError, match="cannot make") as error:
         run(tmp_path / "run")
     assert "\n" not in str(error.value)
     rows.unlink()

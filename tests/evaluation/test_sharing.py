@@ -136,9 +136,9 @@ def test_what_was_left_half_written_is_removed_when_all_is_there(tmp_path):
 
 def test_two_processes_may_write_one_file_at_once(tmp_path):
     def outer(part):
-        part.write_text("outer")
-        write_whole(tmp_path / "file", lambda other: other.write_text("inner"))
-        assert part.read_text() == "outer"
+        part.write(b"outer")
+        write_whole(tmp_path / "file", lambda other: other.write(b"inner"))
+        assert (tmp_path / "file").read_text() == "inner"
 
     write_whole(tmp_path / "file", outer)
     assert (tmp_path / "file").read_text() == "outer"
@@ -148,13 +148,13 @@ def test_two_processes_may_write_one_file_at_once(tmp_path):
 def test_two_requests_begun_in_one_moment_do_not_share_a_folder(tmp_path, monkeypatch):
     """Another process writes its run.json after ours was found to be missing."""
     evaluate([tiny()], noise(), FGSM, tmp_path / "other", batch_size=7, seed=1)
-    write = store.write_whole
+    write = store.Folder.write
 
-    def late(path, content):
-        write(path, content)
+    def late(folder, path, content):
+        write(folder, path, content)
         path.write_bytes((tmp_path / "other" / "run.json").read_bytes())
 
-    monkeypatch.setattr(store, "write_whole", late)
+    monkeypatch.setattr(store.Folder, "write", late)
     with pytest.raises(RunError, match=r"holds another request .*seed"):
         evaluate([tiny()], noise(), FGSM, tmp_path / "run", batch_size=7)
 

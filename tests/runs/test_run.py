@@ -7,6 +7,7 @@ import pytest
 
 from robustkpca.errors import RunError
 from robustkpca.evaluation.loop import evaluate
+from robustkpca.runs.files import write_table
 from robustkpca.runs.folder import RunFolder, chunk_ranges
 from robustkpca.runs.request import differences, fingerprint
 from robustkpca.runs.run import Run
@@ -66,8 +67,12 @@ def test_doubled_and_strange_rows_are_refused(run):
     table = pa.Table.from_pandas(
         pq.read_table(file).to_pandas().assign(perturbation="mine"), schema_of(run.task), preserve_index=False
     )
-    pq.write_table(table, file)
+    with file.open("wb") as new:
+        write_table(new, table, {})
     with pytest.raises(RunError, match="does not name"):
+        _ = Run.open(run.path).rows
+    pq.write_table(table, file)
+    with pytest.raises(RunError, match="changed by hand"):
         _ = Run.open(run.path).rows
 
 
