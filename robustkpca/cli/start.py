@@ -151,7 +151,7 @@ def announcement(plan: Plan, device: str) -> list[str]:
         if isinstance(model, Classifier):
             p = model.settings.preprocessing
             notes = "".join(f"; {note}" for note in model.notes)
-            size = f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g} {p.interpolation}"
+            size = f"{p.channels}x{p.img_size}x{p.img_size}, {p.crop_text} {p.interpolation}"
             lines.append(f"model    {label}: {size}, weights {model.weights}{notes}")
         elif isinstance(model, Unusable):
             lines.append(f"model    {label}: failed: {model.reason}")

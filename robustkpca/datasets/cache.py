@@ -117,7 +117,10 @@ def _checksum(row: NDArray[np.uint8]) -> int:
 
 def _key(samples: Samples, preprocessing: Preprocessing) -> str:
     """What decides the pixels: the pictures, how they are brought to size, and by which libraries."""
-    way = preprocessing.model_dump(mode="json", include={"img_size", "crop_pct", "interpolation"})
+    decides = {"img_size", "crop_pct", "interpolation", "crop_mode"}
+    if preprocessing.crop_mode == "border":  # filled with the mean
+        decides.add("mean")
+    way = preprocessing.model_dump(mode="json", include=decides)
     parts = [
         samples.source_hash,
         samples.resized,

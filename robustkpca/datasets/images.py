@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
@@ -126,14 +129,31 @@ class FileSamples(Samples):
 
 
 def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True) -> Tensor:
-    """A picture as float32 (C, S, S) in [0, 1]: short side to S / crop_pct (only if `resized`), centre crop of S."""
+    """A picture as float32 (C, S, S) in [0, 1], equal to timm's transform for the same settings to the bit.
+
+    It is resized to S / crop_pct as `to.crop_mode` says, only if `resized`; then the centre S x S is cropped.
+    """
     picture = picture.convert("RGB" if to.channels == 3 else "L")
-    short = int(to.img_size / to.crop_pct)
-    if resized and min(picture.size) != short:
-        picture = TF.resize(picture, [short], InterpolationMode(to.interpolation))
-    if picture.size != (to.img_size, to.img_size):
-        if min(picture.size) < to.img_size:
-            raise ValueError(f"{picture.size[0]}x{picture.size[1]} pixels, smaller than the crop of {to.img_size}")
-        picture = TF.center_crop(picture, [to.img_size, to.img_size])
+    side = to.img_size
+    if resized:
+        picture = _resized(picture, to)
+    elif min(picture.size) < side:
+        raise ValueError(f"{picture.size[0]}x{picture.size[1]} pixels, smaller than the crop of {side}")
+    if resized and to.crop_mode == "border":
+        fill: Any = tuple(round(255 * mean) for mean in to.mean)
+        picture = CenterCropOrPad(side, fill=fill if to.channels == 3 else fill[0])(picture)
+    elif picture.size != (side, side):
+        picture = TF.center_crop(picture, [side, side])
     pixels: Tensor = TF.pil_to_tensor(picture)
     return pixels.float() / 255
+
+
+def _resized(picture: Image.Image, to: Preprocessing) -> Image.Image:
+    """The picture at S / crop_pct, rounded down."""
+    side = math.floor(to.img_size / to.crop_pct)
+    if to.crop_mode == "border":
+        bordered: Image.Image = ResizeKeepRatio(side, longest=1.0, interpolation=to.interpolation)(picture)
+        return bordered
+    size = [side, side] if to.crop_mode == "squash" else [side]
+    resized: Image.Image = TF.resize(picture, size, InterpolationMode(to.interpolation))
+    return resized

@@ -283,15 +283,19 @@ def _load_timm(
         _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
     config = timm.data.resolve_model_data_config(network)
     mean, std = mean_std or (config["mean"], config["std"])
+    height, width = config["input_size"][-2:]
+    if height != width and img_size is None:
+        raise SpecError(f"{model}: expected a square input, timm's is {height}x{width}; say --img-size")
     settings = ModelSettings.parse(
         {
             "family": model,
             "preprocessing": {
-                "img_size": img_size or config["input_size"][-1],
+                "img_size": img_size or height,
                 "mean": mean,
                 "std": std,
                 "crop_pct": config["crop_pct"],
                 "interpolation": config["interpolation"],
+                "crop_mode": config["crop_mode"],
             },
             "num_classes": int(network.num_classes),
             "classes": classes or CLASS_LISTS.get(network.num_classes, ()),

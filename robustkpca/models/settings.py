@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from robustkpca.config import Frozen
 from robustkpca.errors import SpecError, unknown
@@ -108,16 +108,19 @@ def parse_iterations(text: str) -> tuple[int, ...]:
 
 
 class Preprocessing(Frozen):
-    """How a picture becomes the model's input: short side to `img_size / crop_pct`, centre crop, then mean and std.
+    """How a picture becomes the model's input: brought to `img_size / crop_pct`, centre crop, then mean and std.
 
-    `mean` and `std` are per channel, of images in [0, 1]; the model has `len(mean)` input channels.
+    `crop_mode` is timm's. center: the short side gets that length. squash: both sides do, whatever the picture's
+    proportions. border: the long side does, and the rest is filled with the mean. `mean` and `std` are per channel, of
+    images in [0, 1]; the model has `len(mean)` input channels.
     """
 
     img_size: int = Field(ge=1)
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop_pct: float = Field(default=0.875, gt=0, le=1)
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
+    crop_pct: float = Field(default=0.875, gt=0, le=2)  # above 1 the crop is larger than the picture: black edges
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bicubic"
+    crop_mode: Literal["center", "squash", "border"] = "center"
 
     @field_validator("std")
     @classmethod
@@ -132,9 +135,22 @@ class Preprocessing(Frozen):
             raise ValueError(f"expected 1 or 3 channels of mean and std, got {len(self.mean)} and {len(self.std)}")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the crop mode where it is `center`: fingerprints stay what they were before there were others."""
+        fields: dict[str, Any] = dump(self)
+        if fields.get("crop_mode") == "center":
+            del fields["crop_mode"]
+        return fields
+
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    @property
+    def crop_text(self) -> str:
+        """The crop in a few words, such as `crop 0.875` or `squash, crop 1`."""
+        return ("" if self.crop_mode == "center" else f"{self.crop_mode}, ") + f"crop {self.crop_pct:g}"
 
 
 class ModelSettings(Frozen):

@@ -106,7 +106,7 @@ def _model_row(run: Run, model: ModelRecord) -> dict[str, object]:
         "lambda": f"{rpc.lam:g}" if rpc else "none",
         "layers": rpc.label.partition("/")[2] if rpc else "none",
         "attention": model.attention or "not recorded",
-        "input": f"{p.channels}x{p.img_size}x{p.img_size}, crop {p.crop_pct:g}, {p.interpolation}",
+        "input": f"{p.channels}x{p.img_size}x{p.img_size}, {p.crop_text}, {p.interpolation}",
         "notes": "; ".join(model.notes) or "none",
         "mean / std": f"{', '.join(f'{v:g}' for v in p.mean)} / {', '.join(f'{v:g}' for v in p.std)}",
         "budgets": budgets_in_both_units(run, model) or "none",
