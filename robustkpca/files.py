@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -68,19 +69,78 @@ class Folder:
     def make(self, folder: Path) -> None:
         """Make a folder below this one. Raises as `write` does."""
         refuse_links(self.path, folder)
+        self.check()
         try:
-            status = self.path.stat()
-            if (status.st_dev, status.st_ino) != self._identity:
-                raise FileNotFoundError
             for part in reversed(_below(self.path, folder)):
                 part.mkdir(exist_ok=True)
-        except FileNotFoundError:
-            raise RunError(
-                f"{self.path} was moved or removed while it was written; what is complete is where it lies now, and "
-                "the same command with that folder goes on"
-            ) from None
         except OSError as error:
             raise OutputError(f"cannot make {folder}: {error.strerror or error}") from None
+
+    def check(self) -> None:
+        """Raises RunError where this is no longer the folder that it was."""
+        with contextlib.suppress(OSError):
+            status = self.path.stat()
+            if (status.st_dev, status.st_ino) == self._identity:
+                return
+        raise RunError(
+            f"{self.path} was moved or removed while it was written; what is complete is where it lies now, and the "
+            "same command with that folder goes on"
+        )
+
+
+class Outputs(Folder):
+    """The folder of what a command makes. A list in it, `MARKER`, names the files that were made there: those are
+    replaced and removed, and no others."""
+
+    MARKER = ".robustkpca"
+
+    def __init__(self, path: Path) -> None:
+        """Raises RunError for a folder that is neither new nor empty, and not of this kind."""
+        try:
+            begun = path.exists() and any(path.iterdir())
+        except OSError as error:
+            raise OutputError(f"--out {path}: {error.strerror or error}") from None
+        if begun and not (path / self.MARKER).is_file():
+            raise RunError(
+                f"--out {path}: expected a new or empty folder, or one with outputs of ours ({self.MARKER} lists "
+                "them); it holds something else"
+            )
+        super().__init__(path)
+        if not begun:
+            self._write_list(())
+
+    def replace(self, files: Mapping[Path, bytes]) -> None:
+        """Write these files and remove those of earlier calls. Raises RunError before it writes anything where one of
+        them is there and is not ours."""
+        earlier = self._read_list()
+        for file in {*files, *earlier}:
+            refuse_links(self.path, file)
+            if file in files and file not in earlier and file.exists():
+                raise RunError(f"{file}: is there and was not made by this command; move it, or choose another --out")
+        self._write_list({*files, *earlier})  # first, so that what an interruption leaves is known to be ours
+        for file, content in files.items():
+            self.write(file, partial(_put, content))
+        for file in earlier - files.keys():
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+                file.parent.rmdir()  # where nothing is left in it
+        self._write_list(files)
+
+    def _read_list(self) -> set[Path]:
+        try:
+            refuse_links(self.path, self.path / self.MARKER)
+            names = json.loads(read_bounded(self.path / self.MARKER))["files"]
+            files = {self.path / name for name in names}
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            raise RunError(f"{self.path / self.MARKER}: torn; choose another --out") from None
+        if outside := [file for file in files if not file.is_relative_to(self.path) or ".." in file.parts]:
+            raise RunError(f"{self.path / self.MARKER}: expected files in this folder, got {outside[0]}")
+        return files
+
+    def _write_list(self, files: Iterable[Path]) -> None:
+        names = sorted(str(file.relative_to(self.path)) for file in files)
+        text = json.dumps({"made_by": "robustkpca", "files": names}, indent=1) + "\n"
+        self.write(self.path / self.MARKER, partial(_put, text.encode()))
 
 
 def refuse_links(root: Path, path: Path) -> None:

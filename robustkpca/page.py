@@ -50,6 +50,7 @@ class Figure:
         return base64.b64encode(self.png).decode()
 
 
+MADE_BY = "made by robustkpca"  # in each page, so that only pages of ours are replaced
 Block = Heading | Paragraph | Bullets | Table | Figure
 
 
@@ -69,7 +70,7 @@ def to_markdown(blocks: Sequence[Block], folder: str) -> str:
                 parts.append(markdown(block.cells))
             case Figure():
                 parts.append(f"![{escape(block.text)}](<{folder}/{block.name}>)")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, f"<!-- {MADE_BY} -->"]) + "\n"
 
 
 def markdown(cells: pd.DataFrame) -> str:
@@ -94,7 +95,7 @@ def to_html(blocks: Sequence[Block]) -> str:
     """One page without scripts or anything to fetch; all text is escaped."""
     template = _environment().get_template("page.html.j2")
     title = next((b.text for b in blocks if isinstance(b, Heading)), "")
-    return template.render(title=title, blocks=[(type(block).__name__, block) for block in blocks])
+    return template.render(made_by=MADE_BY, title=title, blocks=[(type(block).__name__, block) for block in blocks])
 
 
 @cache

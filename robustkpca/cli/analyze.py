@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,6 +86,7 @@ def analyze(
     from robustkpca.kpca import page as kpca_page
     from robustkpca.kpca.plots import read_log
     from robustkpca.runs.request import fingerprint
+    from robustkpca.runtime.claims import alone
     from robustkpca.runtime.place import place
 
     if not models and not checkpoint:
@@ -114,16 +115,18 @@ def analyze(
     mark = fingerprint(receipt)[:8]
     if out_dir is None:
         out_dir = Path("runs") / f"analysis-{mark}"
-    kpca_page.claim(out_dir)
-    results = _analyze(labels, samples, only or (), batch_size, out_dir / kpca_page.CHUNKS, mark, workers)
-    if place().rank > 0:
-        raise typer.Exit
-    tables = _tables(results)
-    warnings = failed + [f"{label}: {text}" for label, result in results.items() for text in result.warnings]
-    command = "robustkpca " + shlex.join(sys.argv[1:])
-    files = kpca_page.write(out_dir, tables, {**receipt, "command": command}, warnings, log or ())
+    outputs, chunks = kpca_page.claim(out_dir), out_dir / kpca_page.CHUNKS
+    # Of several processes the first holds the folder for all.
+    with alone(chunks / "claims", f"--out {out_dir}") if place().rank == 0 else contextlib.nullcontext():
+        results = _analyze(labels, samples, only or (), batch_size, chunks, mark, workers)
+        if place().rank > 0:
+            raise typer.Exit
+        tables = _tables(results)
+        warnings = failed + [f"{label}: {text}" for label, result in results.items() for text in result.warnings]
+        command = "robustkpca " + shlex.join(sys.argv[1:])
+        files = kpca_page.write(outputs, tables, {**receipt, "command": command}, warnings, log or ())
     if place().alone:  # others may still read them
-        shutil.rmtree(out_dir / kpca_page.CHUNKS, ignore_errors=True)
+        kpca_page.remove_chunks(out_dir)
     _print_views([view for label in labels for view in kpca_page.model_views(tables, label)])
     for text in warnings:
         err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)

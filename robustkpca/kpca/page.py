@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from robustkpca.errors import RunError
-from robustkpca.files import write_files
+from robustkpca.files import Outputs, is_part, refuse_links
 from robustkpca.kpca.plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
 
@@ -85,21 +85,26 @@ def model_views(tables: Mapping[str, pd.DataFrame], model: str) -> list[tuple[st
     return views
 
 
-def claim(folder: Path) -> None:
+def claim(folder: Path) -> Outputs:
     """Make `folder`, which must be new, empty, or an analysis, done or begun. Raises RunError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {file.name for file in folder.iterdir()}
-    except OSError as error:
-        raise RunError(f"--out {folder}: {error.strerror or error}") from None
-    if content - {CHUNKS} and PAGE not in content:
-        raise RunError(
-            f"--out {folder}: expected a new or empty folder or an earlier analysis; it holds something else"
-        )
+    outputs = Outputs(folder)
+    outputs.make(folder / CHUNKS)
+    refuse_links(folder, folder / _FIGURES)
+    return outputs
+
+
+def remove_chunks(folder: Path) -> None:
+    """Remove what was worked out, once the page is written; nothing of another name."""
+    chunks = folder / CHUNKS
+    with contextlib.suppress(OSError):
+        for file in chunks.iterdir():
+            if is_part(file.name) or re.fullmatch(r"[0-9a-f]{8}-[0-9]+-[0-9]{7,}\.safetensors", file.name):
+                file.unlink()
+        chunks.rmdir()
 
 
 def write(
-    folder: Path,
+    outputs: Outputs,
     tables: Mapping[str, pd.DataFrame],
     receipt: Mapping[str, str],
     warnings: Sequence[str] = (),
@@ -107,11 +112,12 @@ def write(
 ) -> list[Path]:
     """Write the page, its plots (also as SVG) and each table as Parquet and CSV; returns the files, page first.
 
-    The tables and figures of an earlier analysis in `folder` that this one does not have are removed.
+    The tables and figures of an earlier analysis in `outputs` that this one does not have are removed.
 
     `tables`: as `robustkpca.kpca.analysis` makes them, with a column model in front. `receipt`: setting to value.
     `logs`: CSV logs of training for the figure of the loss (see `plot_loss`).
     """
+    folder = outputs.path
     models = list(dict.fromkeys(model for table in tables.values() for model in table["model"]))
     figures = _figures(tables, models, logs)
     blocks: list[Block] = [
@@ -143,13 +149,7 @@ def write(
     for name, (drawn, _) in figures.items():
         files[folder / _FIGURES / f"{name}.png"] = drawn.png
         files[folder / _FIGURES / f"{name}.svg"] = drawn.svg
-    claim(folder)
-    old = {folder / f"{name}.{kind}" for name in TABLES for kind in ("csv", "parquet")}
-    for file in {*old, *folder.glob(f"{_FIGURES}/*")} - set(files):
-        file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is there and empty, or is needed
-        (folder / _FIGURES).rmdir()
-    write_files(files)
+    outputs.replace(files)
     return list(files)
 
 

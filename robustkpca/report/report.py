@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from robustkpca.diagnosis.findings import Finding, findings
-from robustkpca.errors import SpecError
-from robustkpca.files import write_files
-from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
+from robustkpca.errors import OutputError, RunError, SpecError
+from robustkpca.files import read_bounded, refuse_links, write_files
+from robustkpca.page import MADE_BY, Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
 from robustkpca.report import plots, run_tables
 from robustkpca.report.provenance import receipt
 from robustkpca.report.summary import summary
@@ -22,10 +22,11 @@ def write(runs: Sequence[Run], path: Path) -> list[Path]:
     all files written."""
     if path.suffix not in (".md", ".html"):
         raise SpecError(f"--out: expected a file ending in .md or .html, got {path}")
+    folder = path.with_name(f"{path.stem}_files")
+    _refuse_foreign(path, folder)
     blocks: list[Block] = [Heading("Robustness report", 1)]
     for number, run in enumerate(runs, start=1):
         blocks += _section(run, number, len(runs))
-    folder = path.with_name(f"{path.stem}_files")
     files: dict[Path, bytes] = {}
     if path.suffix == ".html":
         files[path] = to_html(blocks).encode()
@@ -34,6 +35,23 @@ def write(runs: Sequence[Run], path: Path) -> list[Path]:
         files[path] = to_markdown(blocks, folder.name).encode()
     write_files(files)
     return [path, *(file for file in files if file != path)]
+
+
+def _refuse_foreign(path: Path, folder: Path) -> None:
+    """Raises RunError where the page, or the folder of its figures, is there and was not made by us."""
+    if path.suffix == ".md":
+        refuse_links(folder.parent, folder)
+    try:
+        text = read_bounded(path, 2**30)
+        # Pages of before had no mark.
+        ours = MADE_BY.encode() in text or (text.startswith(b"# Robustness report\n") and b"\n## Receipt\n" in text)
+    except FileNotFoundError:
+        ours = path.suffix != ".md" or not folder.exists() or not any(folder.iterdir())
+        path = folder
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+    if not ours:
+        raise RunError(f"--out: {path} is there and was not made by `report`; move it, or choose another --out")
 
 
 def _section(run: Run, number: int, of: int) -> list[Block]:

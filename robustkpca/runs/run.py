@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,7 +168,10 @@ class Run:
         return cls(manifest, None, tuple(records), table.to_pandas().reset_index(drop=True))
 
     def export(self, path: Path) -> None:
-        """All rows, the manifest and the records as one Parquet file, with checksums of all it says."""
+        """All rows, the manifest and the records as one Parquet file, with checksums of all it says. Raises RunError
+        where `path` is there and is anything else than an export."""
+        if not _is_export(path):
+            raise RunError(f"{path}: is there and is no exported run; move it, or choose another name")
         as_today = {"format": FORMAT, "fingerprint": self.request.fingerprint, "sealed": True}
         plain = self.manifest.model_copy(update=as_today).model_dump(mode="json", by_alias=True)
         plain["records"] = [record.model_dump(mode="json", exclude_none=True) for record in self._records]
@@ -255,13 +259,18 @@ class Run:
         return {(str(m), str(a), str(b)): frame for (m, a, b), frame in groups}
 
     def examples(self, model: str, attack: AttackId) -> Examples | None:
-        """The samples kept of one attack; None where there are none, as in an exported file."""
+        """The samples kept of one attack; None where there are none, as in an exported file, or they are torn."""
         if self.path is None:
             return None
+        file = self._folder.examples(model, attack)
+        refuse_links(self.path, file)
         try:
-            with np.load(self._folder.examples(model, attack), allow_pickle=False) as arrays:
+            with zipfile.ZipFile(file) as packed:
+                if sum(info.file_size for info in packed.infolist()) > 4 * MOST_BYTES:
+                    return None
+            with np.load(file, allow_pickle=False) as arrays:
                 return Examples(**{name: arrays[name] for name in arrays.files})
-        except (OSError, ValueError, TypeError, zipfile.BadZipFile):
+        except (OSError, ValueError, TypeError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile):
             return None
 
     # -- how far it came
@@ -294,6 +303,16 @@ class Run:
                 of = self.conditions.get(cell, self.n)
                 statuses[model, cell] = CellStatus(model, cell, count, of, reason)
         return statuses
+
+
+def _is_export(path: Path) -> bool:
+    """Whether there is nothing yet, or an exported run."""
+    try:
+        return path.stat().st_size == 0 or _METADATA in (pq.read_schema(path).metadata or {})
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, pa.ArrowException):
+        return False
 
 
 def _manifest(plain: dict[str, Any], path: Path) -> Manifest:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from robustkpca.errors import OutputError
+from robustkpca.errors import OutputError, RunError
 from robustkpca.files import Folder
 
 STALE = 60.0  # seconds without a sign of life after which a claim is taken over
@@ -285,6 +285,31 @@ class Claims:
                 os.utime(file if os.utime in os.supports_fd else path)  # the file server's time, where there is one
         finally:
             os.close(file)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, what: str, *, stale: float = STALE, beat: float = BEAT) -> Iterator[None]:
+    """Hold `what`, alone among all processes that ask for it in `folder`, which is removed at the end.
+
+    Raises RunError where another process shows a sign of life, after a beat at most; one that has ended is taken over.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, folder)
+        claims = stack.enter_context(Claims(folder, stale=stale, beat=beat))
+        path = claims._path(what)
+        seen = _look(path)
+        while not claims.take(what):
+            now = _look(path)
+            if now is not None and seen is not None and now.sign != seen.sign:
+                raise RunError(f"{what}: {now.holder or 'another process'} is at work on it; choose another --out")
+            seen = seen or now
+            time.sleep(min(POLL, beat))
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _look(path: Path) -> _Sight | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from robustkpca.errors import RunError, SpecError
 from robustkpca.files import write_files, write_whole
@@ -34,6 +34,33 @@ def companions(out: Path) -> tuple[Path, Path]:
     except OSError as error:
         raise SpecError(f"--out: cannot make {out.parent}: {error.strerror or error}") from None
     return out.with_suffix(".pth"), out.with_suffix(".csv")
+
+
+def refuse_foreign(out: Path, *, fresh: bool) -> None:
+    """Raises RunError where a file that a training would replace is there and is none of a training's. Without `fresh`
+    the state is read, see `load_state`."""
+    state, log = companions(out)
+    try:
+        with safe_open(out, "pt") as file:
+            ours = RECORD_KEY in (file.metadata() or {})
+    except FileNotFoundError:
+        ours = True
+    except (OSError, SafetensorError):
+        ours = False
+    if not ours:
+        raise RunError(f"--out {out}: is there and is no checkpoint of ours; choose another --out")
+    if fresh and state.exists():
+        _read_state(state, mmap=True)
+    head = ",".join(COLUMNS[:3]).encode()
+    try:
+        with log.open("rb") as lines:
+            ours = lines.read(len(head)) in (head, b"")
+    except FileNotFoundError:
+        return
+    except OSError:
+        ours = False
+    if not ours:
+        raise RunError(f"{log}: is there and is no log of a training; move it, or choose another --out")
 
 
 def save_state(
@@ -68,14 +95,7 @@ def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        ours = json.loads(state[RECORD_KEY])
-        before, training = ours["request"], ours["training"]
-        if rpc := before["model"]["rpc"]:  # may be from before there was one way to write the layers
-            before["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{path}: not the state of a training; remove it, or choose another --out") from None
+    state, before, training = _read_state(path)
     if differ := _differences(before, request):
         more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise RunError(
@@ -83,6 +103,19 @@ def load_state(path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
             "start over with --fresh"
         )
     return {**state, "training": training}
+
+
+def _read_state(path: Path, **how: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The state in a file, what it is of, and its record. Raises RunError where it is anything else."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, **how)
+        ours = json.loads(state[RECORD_KEY])
+        before, training = ours["request"], ours["training"]
+        if rpc := before["model"]["rpc"]:  # may be from before there was one way to write the layers
+            before["model"]["rpc"] = RPCSettings.parse(rpc, str(path)).model_dump(mode="json", by_alias=True)
+    except Exception:  # the unpickler raises whatever a foreign file makes it raise
+        raise RunError(f"{path}: not the state of a training; remove it, or choose another --out") from None
+    return state, before, training
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:

@@ -21,6 +21,7 @@ from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
 from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError, brief
 from robustkpca.evaluation.passes import over_chunks
+from robustkpca.files import Folder
 from robustkpca.kpca import analysis
 from robustkpca.models import checkpoints
 from robustkpca.models.classifier import Classifier
@@ -34,12 +35,21 @@ from robustkpca.models.settings import (
     RPCSettings,
     split_name,
 )
+from robustkpca.runtime.claims import alone
 from robustkpca.runtime.keyed_random import generator, seeded
 from robustkpca.runtime.place import ALONE, Place
 from robustkpca.train.data import Batches, Order, Pictures, Stored, load_pixels
 from robustkpca.train.loop import Trainer
 from robustkpca.train.recipes import RECIPES, Recipe, recipe_for
-from robustkpca.train.state import companions, load_state, plain, save_state, tensorboard, write_log
+from robustkpca.train.state import (
+    companions,
+    load_state,
+    plain,
+    refuse_foreign,
+    save_state,
+    tensorboard,
+    write_log,
+)
 
 
 def settings_for(
@@ -153,14 +163,24 @@ def run(model: str, samples: Samples, out: Path, options: TrainingOptions | None
     `out`.
 
     Raises:
-        RunError: the state is of other settings, data or seed.
+        RunError: the state is of other settings, data or seed; a file that would be replaced is not a training's;
+            another process trains into `out`.
         TrainingError: the first loss or gradient that is not finite; the state of the last complete epoch stays.
     """
     options = replace(options or TrainingOptions(), **rest)
     recipe = _recipe(samples, options)
+    companions(out)
+    if options.here.rank > 0:
+        return _run(_prepare(model, samples, recipe, options), samples, out, options)
+    with alone(out.with_name(f"{out.name}.claims"), f"--out {out}"):
+        refuse_foreign(out, fresh=options.fresh)
+        return _run(_prepare(model, samples, recipe, options), samples, out, options)
+
+
+def _run(job: _Job, samples: Samples, out: Path, options: TrainingOptions) -> dict[str, Any]:
+    """The training itself, on files that are ours."""
     state_file, log_file = companions(out)
-    job = _prepare(model, samples, recipe, options)
-    leads = options.here.rank == 0
+    folder, leads = Folder(out.parent), options.here.rank == 0
     if options.fresh and leads:
         # Not to be gone on from if this training breaks before it has a state of its own.
         state_file.unlink(missing_ok=True)
@@ -196,12 +216,14 @@ def run(model: str, samples: Samples, out: Path, options: TrainingOptions | None
                 **_scores(classifier, job),
             }  # fmt: skip
             epochs.append(row)
+            folder.check()
             save_state(state_file, trainer.state(), job.request, job.settings, record)
             write_log(log_file, epochs)
             for tell in (show, options.on_epoch):
                 if tell:
                     tell(row)
     if leads:
+        folder.check()
         checkpoints.save(out, network.state_dict(), job.settings, record)
     return record
 

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -77,3 +79,34 @@ def test_what_cannot_be_is_one_line(tmp_path, options, message):
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
+    """The system's own limit on the size of a file stands for the disk; torch reports it by an error of its own."""
+    code = (
+        "import resource, sys; from robustkpca.cli import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.argv[0] = 'robustkpca'; main()"
+    )
+    command = (*ARGUMENTS, "--epochs", "1", "--out", "m.safetensors")
+    done = subprocess.run([sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert done.stderr.splitlines()[-1] == "error: OutputError: cannot write m.pth: File too large"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_moved_while_a_model_trains_is_not_made_again(tmp_path, monkeypatch):
+    epoch = loop.Trainer.epoch
+
+    def moved(self, number, *rest):
+        if number == 2:
+            (tmp_path / "models").rename(tmp_path / "moved")
+        return epoch(self, number, *rest)
+
+    monkeypatch.setattr(loop.Trainer, "epoch", moved)
+    done = call(*ARGUMENTS, "--epochs", "2", "--out", tmp_path / "models" / "m.safetensors")
+    assert done.returncode == 2
+    assert "models was moved or removed while it was written" in done.stderr
+    assert [folder.name for folder in tmp_path.iterdir()] == ["moved"]
+    monkeypatch.undo()
+    done = call(*ARGUMENTS, "--epochs", "2", "--out", tmp_path / "moved" / "m.safetensors")
+    assert (done.returncode, "holds 1 of 2 epochs" in done.stderr) == (0, True)

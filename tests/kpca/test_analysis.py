@@ -307,8 +307,8 @@ def test_a_folder_holds_one_analysis_and_nothing_else_is_touched(tmp_path):
     (tmp_path / "o" / "mine.csv").write_text("1")
     assert call(*both).returncode == 0
     left = {file.name for file in (tmp_path / "o").iterdir()}
-    assert left == {"analysis.md", "heads.csv", "heads.parquet", "mine.csv"}
-    (tmp_path / "o" / "analysis.md").unlink()
+    assert left == {".robustkpca", "analysis.md", "heads.csv", "heads.parquet", "mine.csv"}
+    (tmp_path / "o" / ".robustkpca").unlink()
     refused = call(*both)
     assert (refused.returncode, "it holds something else" in refused.stderr) == (2, True)
     assert set(kpca_page.TABLES) == set(analysis.TABLES)
