@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
+from robustkpca.datasets.pictures import Mode, decode, eight_bit, naming
 from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError
 from robustkpca.models.settings import Preprocessing
@@ -39,11 +42,15 @@ class ArraySamples(Samples):
         **rest: object,
     ) -> None:
         super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
+        shape, dtype = tuple(pixels.shape), pixels.dtype
+        if dtype != np.uint8 or shape[:1] != (len(ids),) or len(shape) != 3 + (shape[3:] == (3,)):
+            n = len(ids)
+            raise DataError(f"data {name}: expected pixels as uint8 ({n}, H, W) or ({n}, H, W, 3), got {dtype} {shape}")
         self.pixels = pixels
 
-    @cached_property
+    @property
     def content_hash(self) -> str:
-        digest = hashlib.sha256("\n".join(self.ids).encode())
+        digest = hashlib.sha256("\n".join(self.ids).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(self.pixels).data)
         return digest.hexdigest()[:16]
 
@@ -52,6 +59,9 @@ class ArraySamples(Samples):
         if pixels.shape == (size, size) and preprocessing.channels == 1 and preprocessing.crop_pct == 1.0:
             return torch.from_numpy(pixels)[None].float() / 255
         return preprocess(Image.fromarray(pixels), preprocessing)
+
+    def picture(self, index: int, mode: Mode) -> Image.Image:
+        return Image.fromarray(self.pixels[index]).convert(mode)
 
     def take(self, indices: NDArray[np.int64]) -> ArraySamples:
         ids = [self.ids[i] for i in indices]
@@ -63,10 +73,19 @@ class ArraySamples(Samples):
 READ = 1000  # files whose content is hashed, spread over the set; to read all of a large set takes too long
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What a content hash was computed from: the size of every file, and the digests of those that were read."""
+
+    sizes: list[int]
+    digests: dict[int, bytes]
+
+
 class FileSamples(Samples):
     """Picture files below a root; ids are their paths relative to it.
 
-    They are decoded when asked for, one at a time.
+    They are decoded when asked for, one at a time. A file that is no longer what `content_hash` saw when it was last
+    asked for is refused: results would stand under the hash of other pictures.
     """
 
     def __init__(
@@ -82,6 +101,7 @@ class FileSamples(Samples):
     ) -> None:
         super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
         self.roots, self.resized = dict(roots), resized  # an id begins with one of these ("" where there is one root)
+        self._taken: _Taken | None = None
 
     def path(self, index: int) -> Path:
         first, _, rest = self.ids[index].partition("/")
@@ -93,34 +113,47 @@ class FileSamples(Samples):
             "ids, file sizes and content" if len(self) <= READ else f"ids, file sizes and the content of {READ} files"
         )
 
-    @cached_property
+    @property
     def content_hash(self) -> str:
-        digest = hashlib.sha256()
+        """Taken anew each time: a picture may have been replaced since."""
+        digest, sizes, digests = hashlib.sha256(), [], {}
         read = set(range(len(self)) if len(self) <= READ else np.linspace(0, len(self) - 1, READ).astype(int).tolist())
         for index, name in enumerate(self.ids):
             path = self.path(index)
-            digest.update(f"{name}\t{path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
-            if index in read:
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+            with naming(path):
+                sizes.append(path.stat().st_size)
+                digest.update(f"{name}\t{sizes[-1]}\n".encode("utf-8", "surrogateescape"))
+                if index in read:
+                    with path.open("rb") as file:
+                        digests[index] = hashlib.file_digest(file, "sha256").digest()
+                    digest.update(digests[index])
+        self._taken = _Taken(sizes, digests)
         return digest.hexdigest()[:16]
 
-    @property
-    def source_hash(self) -> str:
-        digest = hashlib.sha256()
-        for index in range(len(self)):
-            path = self.path(index)
-            stat = path.stat()
-            line = f"{path.resolve()}\t{stat.st_size}\t{stat.st_mtime_ns}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()[:16]
+    def _check_unchanged(self, index: int, file: BufferedReader) -> None:
+        """Raises DataError where the content hash was asked for and saw something else in this file."""
+        if self._taken is None:
+            return
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        same = size == self._taken.sizes[index]
+        if same and index in self._taken.digests:
+            same = hashlib.file_digest(file, "sha256").digest() == self._taken.digests[index]
+            file.seek(0)
+        if not same:
+            raise DataError(f"image {self.path(index)}: it was replaced while it was in use; start again")
 
     def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
+        picture = self.picture(index, mode_of(preprocessing))
+        with naming(self.path(index)):
+            return preprocess(picture, preprocessing, resized=self.resized)
+
+    def picture(self, index: int, mode: Mode) -> Image.Image:
+        """The picture as it is in its file. Raises DataError where it cannot be read or decoded, or was replaced."""
         path = self.path(index)
-        try:
-            with Image.open(path) as picture:
-                return preprocess(picture, preprocessing, resized=self.resized)
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"image {path}: cannot be decoded ({error}); fix or remove it") from None
+        with naming(path), path.open("rb") as file:
+            self._check_unchanged(index, file)
+            return decode(file, mode)
 
     def take(self, indices: NDArray[np.int64]) -> FileSamples:
         ids = [self.ids[i] for i in indices]
@@ -128,12 +161,16 @@ class FileSamples(Samples):
         return FileSamples(self.name, ids, self.labels[indices], self.classes, self.roots, resized=self.resized, **rest)
 
 
+def mode_of(preprocessing: Preprocessing) -> Mode:
+    return "RGB" if preprocessing.channels == 3 else "L"
+
+
 def preprocess(picture: Image.Image, to: Preprocessing, *, resized: bool = True) -> Tensor:
     """A picture as float32 (C, S, S) in [0, 1], equal to timm's transform for the same settings to the bit.
 
     It is resized to S / crop_pct as `to.crop_mode` says, only if `resized`; then the centre S x S is cropped.
     """
-    picture = picture.convert("RGB" if to.channels == 3 else "L")
+    picture = eight_bit(picture).convert(mode_of(to))
     side = to.img_size
     if resized:
         picture = _resized(picture, to)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -54,7 +53,7 @@ class SampleSet(ABC):
         """Whether the set comes in conditions of its own, to be evaluated without attacks."""
         return any(cell != CLEAN_CELL for cell in self.expected)
 
-    @cached_property
+    @property
     def ids_hash(self) -> str:
         """SHA-256 (16 hex digits) of the ids and of what they are labelled with, in order."""
         rows = "\n".join(self.id_lines())

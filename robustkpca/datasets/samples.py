@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor
 
+from robustkpca.datasets.pictures import Mode
 from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.errors import DataError
 from robustkpca.models.settings import ModelSettings, Preprocessing
@@ -55,6 +57,10 @@ class Samples(SampleSet):
     @abstractmethod
     def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
         """One preprocessed image, float32 (C, S, S) in [0, 1], not normalised."""
+
+    def picture(self, index: int, mode: Mode) -> Image.Image:
+        """One picture as it is, 8 bits a channel, for recipes of training that crop it themselves."""
+        raise DataError(f"data {self.name}: it has images as models take them only, this recipe needs whole pictures")
 
     def taken(self, indices: NDArray[np.int64]) -> dict[str, Any]:
         return super().taken(indices) | {"among": self.among}

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from robustkpca.datasets.images import FileSamples
 from robustkpca.datasets.samples import Samples
 from robustkpca.errors import DataError
 from robustkpca.models.settings import Preprocessing
@@ -113,15 +111,7 @@ class Pictures:
 
     def _view(self, epoch: int, place: int, index: int) -> Tensor:
         with keyed(self.seed, "picture", epoch, place):
-            if not isinstance(self.samples, FileSamples):
-                pixels: Any = self.samples
-                return self.transform(Image.fromarray(pixels.pixels[index]).convert("RGB"))
-            path = self.samples.path(index)
-            try:
-                with Image.open(path) as picture:
-                    return self.transform(picture.convert("RGB"))
-            except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-                raise DataError(f"image {path}: cannot be decoded ({error}); fix or remove it") from None
+            return self.transform(self.samples.picture(index, "RGB"))
 
 
 class Batches(Dataset[Batch]):

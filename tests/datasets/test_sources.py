@@ -1,5 +1,9 @@
+import contextlib
 import gzip
+import os
 import struct
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +11,7 @@ import torch
 from PIL import Image
 
 from robustkpca.datasets.files import FASHION_CLASSES
-from robustkpca.datasets.images import preprocess
+from robustkpca.datasets.images import ArraySamples, preprocess
 from robustkpca.datasets.sources import DATASETS, load_samples
 from robustkpca.errors import DataError, SpecError
 from robustkpca.models.settings import Preprocessing
@@ -251,3 +255,168 @@ def test_another_picture_of_the_same_size_is_other_data(tmp_path):
     assert size == length
     assert samples.content_hash != before
     assert samples.hash_covers == "ids, file sizes and content"
+
+
+# -- pictures of all kinds: the same levels as with 8 bits, or a refusal that names the file
+
+LEVELS = np.arange(256, dtype=np.uint16).reshape(16, 16)
+PLAIN = Preprocessing(img_size=16, mean=(0.5,), std=(0.5,), crop_pct=1.0)
+
+
+def one_picture(folder, name, write):
+    """A set of one picture, which `write` puts at the path."""
+    (folder / "c0").mkdir(exist_ok=True)
+    write(folder / "c0" / name)
+    return load_samples(f"folder:{folder}")
+
+
+def grey16(path, **options):
+    Image.fromarray(LEVELS * 257).save(path, **options)
+
+
+def pgm16(path):
+    path.write_bytes(b"P5 16 16 65535\n" + (LEVELS * 257).astype(">u2").tobytes())
+
+
+def pgm10(path):
+    path.write_bytes(b"P2 16 16 1020\n" + " ".join(map(str, (LEVELS * 4).ravel())).encode())
+
+
+def ppm16(path):
+    path.write_bytes(b"P6 16 16 65535\n" + np.repeat(LEVELS * 257, 3).astype(">u2").tobytes())
+
+
+def big_endian_tiff(path):
+    Image.frombytes("I;16B", (16, 16), (LEVELS * 257).astype(">u2").tobytes()).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("a.png", grey16), ("a.tif", grey16), ("a.ppm", pgm16), ("b.ppm", pgm10), ("c.ppm", ppm16),
+     ("b.tiff", big_endian_tiff), ("png.jpg", lambda path: grey16(path, format="PNG"))],
+)  # fmt: skip
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_are_the_picture_of_eight(tmp_path, name, write, channels):
+    to = PLAIN if channels == 1 else Preprocessing(img_size=16, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
+    samples = one_picture(tmp_path, name, write)
+    image = samples.image(0, to)
+    assert torch.equal(image, torch.from_numpy(LEVELS.astype(np.float32) / 255).expand(channels, 16, 16))
+    assert np.array_equal(np.asarray(samples.picture(0, "L")), LEVELS)  # as training gets it
+
+
+def tagged(path, tag, value):
+    """A 16-bit TIFF with one tag changed in its bytes."""
+    grey16(path)
+    raw = path.read_bytes()
+    at = raw.index(struct.pack("<HHI", tag, 3, 1)) + 8
+    path.write_bytes(raw[:at] + struct.pack("<H", value) + raw[at + 2 :])
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("f.tif", lambda path: Image.fromarray((LEVELS / 255).astype(np.float32)).save(path)),
+        ("i.tif", lambda path: Image.fromarray(LEVELS.astype(np.int32) * 257).save(path)),
+        ("f.ppm", lambda path: path.write_bytes(b"Pf 16 16 -1.0\n" + (LEVELS / 255).astype("<f4").tobytes())),
+        ("white-is-zero.tif", lambda path: tagged(path, 262, 0)),
+        ("twelve-bits.tif", lambda path: tagged(path, 258, 12)),
+    ],
+)
+def test_levels_without_an_agreed_white_are_refused(tmp_path, name, write):
+    samples = one_picture(tmp_path, name, write)
+    for read in (lambda: samples.image(0, PLAIN), lambda: samples.picture(0, "RGB")):
+        with pytest.raises(DataError, match=rf"{name}: cannot be decoded \(levels of mode .* have no agreed white"):
+            read()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32, np.int64])
+def test_pixels_in_memory_are_eight_bits_or_refused(dtype):
+    pixels = np.zeros((2, 4, 4), dtype)
+    with pytest.raises(DataError, match=r"data own: expected pixels as uint8 \(2, H, W\).*got .* \(2, 4, 4\)"):
+        ArraySamples("own", ["a", "b"], np.zeros(2, np.int64), ("x",), pixels)
+    for shape in ((3, 4, 4), (2, 4, 4, 4), (2, 4)):
+        with pytest.raises(DataError, match="expected pixels as uint8"):
+            ArraySamples("own", ["a", "b"], np.zeros(2, np.int64), ("x",), np.zeros(shape, np.uint8))
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "format"), [(EPS, None), (b"%PDF-1.4\n", None), (None, "ICNS"), (None, "JPEG2000"), (None, "SGI")]
+)
+def test_formats_are_named_and_no_program_starts(tmp_path, monkeypatch, content, format):
+    def write(path):
+        path.write_bytes(content) if content else Image.new("RGB", (16, 16)).save(path, format=format)
+
+    monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("a program was started"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
+    samples = one_picture(tmp_path, "a.png", write)
+    with pytest.raises(DataError, match=r"a\.png: cannot be decoded \(its content is none of BMP, .*WEBP\)"):
+        samples.image(0, PLAIN)
+
+
+def test_a_picture_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # 256 pixels are a bomb then
+    samples = one_picture(tmp_path, "a.png", lambda path: Image.new("L", (16, 16)).save(path))
+    for read in (lambda: samples.image(0, PLAIN), lambda: samples.picture(0, "RGB")):
+        with pytest.raises(DataError, match=r"a\.png: cannot be decoded \(Image size \(256 pixels\) exceeds limit"):
+            read()
+
+
+def test_a_picture_that_may_not_be_read(toyset, monkeypatch):
+    samples = load_samples(f"folder:{toyset}")
+    locked, real = toyset / "n01443537" / "1.png", Path.open
+
+    def refuse(self, *args, **kwargs):
+        if self == locked:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    reads = (lambda: samples.image(4, RGB), lambda: samples.picture(4, "RGB"), lambda: samples.content_hash)
+    for read in reads:
+        with pytest.raises(DataError, match=r"n01443537/1\.png: cannot be read \(Permission denied\)"):
+            read()
+
+
+def test_broken_pictures_of_every_format_are_one_line(tmp_path):
+    """Bytes changed at random: what decoders raise then is a DataError, or a picture."""
+    draws = np.random.default_rng(0)
+    whole = Image.fromarray(draws.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    samples = one_picture(tmp_path, "a.png", whole.save)
+    for format in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
+        whole.save(samples.path(0), format=format)
+        raw = samples.path(0).read_bytes()
+        for _ in range(40):
+            spoilt = bytearray(raw)
+            for at in draws.integers(0, min(len(raw), 200), 3):
+                spoilt[at] = draws.integers(256)
+            samples.path(0).write_bytes(spoilt)
+            with contextlib.suppress(DataError), warnings.catch_warnings(action="ignore"):
+                samples.picture(0, "RGB")
+
+
+def test_a_picture_replaced_in_use_is_refused_and_hashed_anew(tmp_path):
+    def write(shade):
+        path = tmp_path / "c0" / "a.bmp"
+        Image.fromarray(np.full((16, 16), shade, np.uint8)).save(path)
+        os.utime(path, ns=(1, 1))  # same size, same time
+
+    samples = one_picture(tmp_path, "a.bmp", lambda _: write(10))
+    before = samples.content_hash
+    assert samples.image(0, PLAIN).max() == 10 / 255
+    write(200)
+    with pytest.raises(DataError, match=r"a\.bmp: it was replaced while it was in use"):
+        samples.image(0, PLAIN)
+    assert samples.content_hash != before
+    assert samples.image(0, PLAIN).max() == 200 / 255
+
+
+def test_arrays_changed_in_place_are_other_data():
+    samples = load_samples("digits").limit(3, seed=0)
+    before = samples.content_hash, samples.ids_hash
+    samples.pixels[0, 0, 0] += 1
+    samples.labels = samples.labels[::-1].copy()
+    assert samples.content_hash != before[0]
+    assert samples.ids_hash != before[1]
