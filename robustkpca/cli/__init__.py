@@ -13,11 +13,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
+FAILED = 3  # as in robustkpca.errors
 INTERRUPTED = 130  # as a shell counts a process that SIGINT ended
 
 
 def main() -> None:
-    """Entry point. Ends the process: 0, the command's own exit code, 2 for what the user gave, 130 for Ctrl-C."""
+    """Entry point. Ends the process: 0, the command's own exit code, 2 for what the user gave, 3 for what failed
+    itself, 130 for Ctrl-C."""
     try:
         import signal
 
@@ -34,6 +36,9 @@ def main() -> None:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Exception:  # a package that cannot be imported: Python itself would end with 1, which says regressed
+        sys.excepthook(*sys.exc_info())
+        code = FAILED
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     sys.exit(code)

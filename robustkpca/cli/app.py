@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import os
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -26,7 +30,10 @@ from robustkpca.cli import (
 )
 from robustkpca.cli import eval as evaluation
 from robustkpca.cli.show import err
-from robustkpca.errors import RobustKPCAError, SpecError
+from robustkpca.errors import FAILED, OutputError, RobustKPCAError, SpecError
+
+# What writing to a terminal, pipe or file that was opened by the shell may end in.
+_UNPRINTED = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="robustkpca",
@@ -71,18 +78,41 @@ def run() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a lost process we print one line, torch a stack trace
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # so that what cannot be printed is an error here, not when Python ends
     except RobustKPCAError as error:
         return _failed(error)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed
             return 2
         return _failed(SpecError(usage(error)))
+    except (Exception, SystemExit) as error:
+        if (reason := _unprinted(error)) is not None:
+            return _failed(OutputError(f"cannot write the output: {reason}"))
+        if isinstance(error, SystemExit):
+            raise
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+        return FAILED
     return code if isinstance(code, int) else 0
 
 
+def _unprinted(error: BaseException) -> str | None:
+    """Why nothing could be printed, where that is what an error says; typer and rich end by SystemExit(1) then."""
+    if isinstance(error, SystemExit):
+        error = error.__context__ or error
+    if isinstance(error, UnicodeEncodeError):
+        return f"its encoding, {error.encoding}, has no {error.object[error.start : error.end]!a}"
+    if isinstance(error, OSError) and error.filename is None and error.errno in _UNPRINTED:
+        with contextlib.suppress(OSError, ValueError):  # what is left of it must not be printed when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror
+    return None
+
+
 def _failed(error: RobustKPCAError) -> int:
-    err.print(f"[red]error:[/red] {type(error).__name__}: ", end="", highlight=False)
-    err.print(" ".join(str(error).splitlines()), markup=False, highlight=False, soft_wrap=True)
+    with contextlib.suppress(OSError, ValueError, SystemExit):  # nobody may hear of it: the exit code says it
+        err.print(f"[red]error:[/red] {type(error).__name__}: ", end="", highlight=False)
+        err.print(" ".join(str(error).splitlines()), markup=False, highlight=False, soft_wrap=True)
     return error.exit_code
 
 

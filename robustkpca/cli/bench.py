@@ -18,7 +18,7 @@ from robustkpca.cli.options import (
     complete_data,
     complete_experiments,
 )
-from robustkpca.cli.show import BOLD, print_table, wrote
+from robustkpca.cli.show import BOLD, print_table, write, wrote
 from robustkpca.cli.start import pick_device, watched
 
 
@@ -69,7 +69,7 @@ def bench(
     print_table(results.title, results.texts(bold=BOLD, reference=reference), notes(results, reference=reference))
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
         file = out_dir / f"{plan.name}.{suffix}"
-        file.write_text(render(results, form, reference=reference), encoding="utf-8")
+        write(file, render(results, form, reference=reference))
         wrote(file)
     if any(not status.complete for run in runs for status in run.statuses):
         raise typer.Exit(1)

@@ -31,7 +31,8 @@ def check(
         bool, typer.Option(help="Write the run to --baseline as one .parquet file instead.")
     ] = False,
 ) -> None:
-    """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or not to be believed."""
+    """Compare a run with a baseline. Exit code 0: holds, 1: regressed, 2: not comparable or not to be believed, 3:
+    check itself failed."""
     from robustkpca.gate import check, ci
     from robustkpca.runs.run import Run
 
@@ -60,6 +61,11 @@ def check(
         )
     except RobustKPCAError as error:  # CI must hear of it as of any other verdict
         broken, verdict = error, check.Verdict.invalid([str(error)])
+    # Files first: who reads them must not miss a verdict because nobody reads what is printed.
+    if summary is not None:
+        write(summary, ci.summary(verdict), append=True)
+    if junit is not None:
+        write(junit, ci.junit(verdict))
     for note in verdict.notes:
         say(f"note: {note}")
     for line in verdict.lines if broken is None else ():
@@ -74,10 +80,6 @@ def check(
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in ci.github_annotations(verdict):
             print(line)
-    if summary is not None:
-        write(summary, ci.summary(verdict), append=True)
-    if junit is not None:
-        write(junit, ci.junit(verdict))
     if broken is not None:
         raise broken
     raise typer.Exit(verdict.code)

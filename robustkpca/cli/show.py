@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from robustkpca.errors import RunError
+from robustkpca.errors import OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,13 +38,13 @@ def wrote(file: Path) -> None:
 
 
 def write(path: Path, text: str, *, append: bool = False) -> None:
-    """Write (or append) a text file and the folders above it. Raises RunError where that fails."""
+    """Write (or append) a text file and the folders above it. Raises OutputError where that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if append else "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def entry(name: str, text: str) -> None:
