@@ -128,7 +128,7 @@ Workers = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="Folder that keeps decoded images (memory-mapped) for later models, attacks and runs."),
+    typer.Option(help="Folder that keeps decoded images for later models, attacks and runs."),
 ]
 CacheLimit = Annotated[
     float, typer.Option(min=0, help="GiB that --cache may hold; what was not used for longest goes first.")

@@ -74,9 +74,10 @@ READ = 1000  # files whose content is hashed, spread over the set; to read all o
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """What a content hash was computed from: the size of every file, and the digests of those that were read."""
+class _Content:
+    """A content hash and what it was computed from: the size of every file, and the digests of those that were read."""
 
+    hash: str
     sizes: list[int]
     digests: dict[int, bytes]
 
@@ -101,7 +102,7 @@ class FileSamples(Samples):
     ) -> None:
         super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
         self.roots, self.resized = dict(roots), resized  # an id begins with one of these ("" where there is one root)
-        self._taken: _Taken | None = None
+        self._content: _Content | None = None
 
     def path(self, index: int) -> Path:
         first, _, rest = self.ids[index].partition("/")
@@ -127,18 +128,35 @@ class FileSamples(Samples):
                     with path.open("rb") as file:
                         digests[index] = hashlib.file_digest(file, "sha256").digest()
                     digest.update(digests[index])
-        self._taken = _Taken(sizes, digests)
+        self._content = _Content(digest.hexdigest()[:16], sizes, digests)
+        return self._content.hash
+
+    @property
+    def source_hash(self) -> str:
+        """Of what `content_hash` saw, so that cache and run never disagree; where it did not read every file, with
+        what tells a replaced one (paths, times, inodes)."""
+        content = self._content.hash if self._content else self.content_hash
+        if len(self) <= READ:
+            return content
+        digest = hashlib.sha256(content.encode())
+        for index in range(len(self)):
+            path = self.path(index)
+            with naming(path):
+                stat = path.stat()
+                times = f"{stat.st_mtime_ns}\t{stat.st_ctime_ns}\t{stat.st_dev}\t{stat.st_ino}"
+                line = f"{path.resolve()}\t{stat.st_size}\t{times}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
 
     def _check_unchanged(self, index: int, file: BufferedReader) -> None:
         """Raises DataError where the content hash was asked for and saw something else in this file."""
-        if self._taken is None:
+        if self._content is None:
             return
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        same = size == self._taken.sizes[index]
-        if same and index in self._taken.digests:
-            same = hashlib.file_digest(file, "sha256").digest() == self._taken.digests[index]
+        same = size == self._content.sizes[index]
+        if same and index in self._content.digests:
+            same = hashlib.file_digest(file, "sha256").digest() == self._content.digests[index]
             file.seek(0)
         if not same:
             raise DataError(f"image {self.path(index)}: it was replaced while it was in use; start again")

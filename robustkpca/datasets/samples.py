@@ -51,7 +51,7 @@ class Samples(SampleSet):
 
     @property
     def source_hash(self) -> str:
-        """SHA-256 (16 hex digits) that changes when a picture or its file does; the key of caches on this machine."""
+        """SHA-256 (16 hex digits) that changes when a picture does; the key of caches on this machine."""
         return self.content_hash
 
     @abstractmethod

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 from robustkpca.datasets.cache import PixelCache
+from robustkpca.datasets.images import ArraySamples
 from robustkpca.datasets.sources import load_samples
+from robustkpca.errors import DataError
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import Preprocessing
 from robustkpca.suites.suite import load_suite
@@ -123,3 +125,122 @@ def test_a_folder_that_cannot_be_used_is_done_without(pictures, tmp_path):
     )
     assert reader(0).shape == (3, 28, 28)
     assert "going on without" in said[0]
+
+
+def repaint(path, shade):
+    """Another picture at the path, of the same size and times."""
+    stat = path.stat()
+    Image.fromarray(np.full((40, 50, 3), shade, np.uint8)).save(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+
+
+@pytest.mark.parametrize("hashed", [1000, 1])  # of all pictures, and of the last one alone
+def test_a_picture_of_the_same_size_and_time_is_another_entry(tmp_path, monkeypatch, hashed):
+    monkeypatch.setattr("robustkpca.datasets.images.READ", hashed)
+    (tmp_path / "set" / "c0").mkdir(parents=True)
+    for name in "abc":
+        Image.fromarray(np.full((40, 50, 3), 10, np.uint8)).save(tmp_path / "set" / "c0" / f"{name}.bmp")
+
+    def read():
+        samples = load_samples(f"folder:{tmp_path / 'set'}")
+        return PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)(1).max() * 255
+
+    assert read() == read() == 10
+    repaint(tmp_path / "set" / "c0" / "b.bmp", 200)
+    assert read() == 200
+
+
+def test_cache_and_content_hash_never_disagree(tmp_path):
+    """Pictures that are replaced after the run took its hash are refused, not decoded under it, nor cached."""
+    (tmp_path / "set" / "c0").mkdir(parents=True)
+    path = tmp_path / "set" / "c0" / "a.bmp"
+    Image.fromarray(np.full((40, 50, 3), 10, np.uint8)).save(path)
+    samples = load_samples(f"folder:{path.parents[1]}")
+    before = samples.content_hash
+    repaint(path, 200)
+    reader = PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    with pytest.raises(DataError, match="replaced while it was in use"):
+        reader(0)
+    repaint(path, 10)
+    assert samples.content_hash == before
+    assert reader(0).max() * 255 == 10
+    repaint(path, 200)
+    assert reader(0).max() * 255 == 10  # as the hash says
+    assert samples.content_hash != before
+    assert PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)(0).max() * 255 == 200
+
+
+def test_a_file_cut_short_in_use_is_filled_again(pictures, tmp_path):
+    samples = load_samples(f"folder:{pictures}")
+    true = [samples.image(i, RGB) for i in range(len(samples))]
+    reader = PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    for length in (None, 0, 5000):  # what the file is cut to; a map would end the process here
+        (file,) = (tmp_path / "cache").iterdir()
+        size = file.stat().st_size
+        if length is not None:
+            os.truncate(file, length)
+        assert all(torch.equal(reader(i), image) for i, image in enumerate(true))
+        assert file.stat().st_size == size
+    reader.plain = None  # nothing is decoded any more
+    assert all(torch.equal(reader(i), image) for i, image in enumerate(true))
+
+
+def test_leftovers_of_a_killed_process_count_and_go_first(pictures, tmp_path):
+    samples = load_samples(f"folder:{pictures}")
+    size = len(samples) * (3 * 28 * 28 + 8)
+    (tmp_path / "cache").mkdir()
+    leftover = tmp_path / "cache" / "0123.pixels.4711"
+    leftover.write_bytes(bytes(size))
+    os.utime(leftover, (1, 1))
+    PixelCache(tmp_path / "cache", limit=1.5 * size).reader(samples, RGB)
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.suffix == ".pixels"
+
+
+def test_a_full_disk_leaves_nothing(pictures, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    said = []
+    samples = load_samples(f"folder:{pictures}")
+    reader = PixelCache(tmp_path / "cache", limit=BIG, on_notice=said.append).reader(samples, RGB)
+    assert torch.equal(reader(0), samples.image(0, RGB))
+    assert "No space left on device; going on without" in said[0]
+    assert not list((tmp_path / "cache").iterdir())
+    monkeypatch.undo()
+    reader = PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    monkeypatch.setattr(os, "pwrite", full)  # later
+    assert torch.equal(reader(0), samples.image(0, RGB))
+
+
+def test_a_planted_link_is_not_written_through(pictures, tmp_path):
+    samples = load_samples(f"folder:{pictures}")
+    (tmp_path / "victim").write_bytes(b"x" * 100)
+    PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    (file,) = (tmp_path / "cache").iterdir()
+    file.unlink()
+    file.symlink_to(tmp_path / "victim")
+    reader = PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    assert torch.equal(reader(0), samples.image(0, RGB))
+    assert (tmp_path / "victim").read_bytes() == b"x" * 100
+    file.unlink()
+    assert torch.equal(reader(1), samples.image(1, RGB))  # into the file that is open
+    other = PixelCache(tmp_path / "cache", limit=BIG).reader(samples, RGB)
+    file.unlink()
+    assert torch.equal(other(1), samples.image(1, RGB))  # gone before it was opened
+
+
+def test_images_finer_than_eight_bits_are_not_rounded(tmp_path):
+    class Fine(ArraySamples):
+        def image(self, index, preprocessing):
+            return super().image(index, preprocessing) * 0.999
+
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
+    for kind in (ArraySamples, Fine):
+        samples = kind("own", ["a"], np.zeros(1, np.int64), ("x",), pixels)
+        to = Preprocessing(img_size=16, mean=(0.5,), std=(0.5,), crop_pct=1.0)
+        reader = PixelCache(tmp_path / kind.__name__, limit=BIG).reader(samples, to)
+        for _ in range(2):
+            assert torch.equal(reader(0), samples.image(0, to))
