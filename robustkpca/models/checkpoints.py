@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -13,7 +13,6 @@ from typing import Any, TypedDict, Unpack
 import timm
 import torch
 from safetensors.torch import save as serialize
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from robustkpca.errors import CheckpointError, SpecError, brief, unknown
@@ -21,6 +20,8 @@ from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.families import BUILT_IN, FAMILIES, alike
 from robustkpca.models.networks import build_network
+from robustkpca.models.position_embeddings import KEY, fit, resample, square_grid, squared
+from robustkpca.models.position_embeddings import SIZES as SIDES
 from robustkpca.models.settings import (
     CLASS_LISTS,
     IMAGENET_MEAN,
@@ -33,6 +34,7 @@ from robustkpca.models.settings import (
     split_name,
 )
 from robustkpca.models.weight_files import RECORD_KEY, Weights, Which, read
+from robustkpca.models.weight_formats import too_large
 
 EMBEDDED: dict[str, str] = {
     "vit": "vit.safetensors",
@@ -113,13 +115,13 @@ def load_classifier(
         path = Path(checkpoint)
         family, size = (None, None) if model is None else split_name(model)
     about = f"checkpoint {path}"
-    file = read(path, weights)
+    file, reshaped = _squared(read(path, weights), img_size)
     settings = complete_settings(file, family, overrides, heads, classes, about)
     if size is not None and settings.size != size:
         raise CheckpointError(
             f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
         )
-    state, notes = dict(file.state), list(file.notes)
+    state, notes = dict(file.state), [*file.notes, *reshaped]
     recorded = (file.settings or {}).get("family") or ("rpc-symvit" if file.args.get("robust") else settings.family)
     if recorded != settings.family:
         notes.append(f"the file says {recorded}, used as {settings.family}")
@@ -128,29 +130,51 @@ def load_classifier(
         if trained != settings.rpc:
             notes.append(f"{TRAINED_AS}{trained.label}, lambda {trained.lam:g}")
     if img_size is not None and img_size != settings.preprocessing.img_size:
-        settings, state["pos_embed"], note = _at_size(settings, state["pos_embed"], img_size)
-        notes.append(note)
+        settings, resampled = _at_size(settings, state, img_size, about)
+        notes += resampled
+    _refuse_boundless(settings, state, about)
     network = build_network(settings)
     _load_strictly(network, state, f"{about} does not fit {settings.title}")
     source = f"embedded:{path.stem}" if checkpoint is None else str(checkpoint)
     return Classifier(network, settings, source=source, notes=tuple(notes)).to(device)
 
 
-def _at_size(settings: ModelSettings, embedding: Tensor, img_size: int) -> tuple[ModelSettings, Tensor, str]:
-    """Settings and position embeddings for images of another size, and a note of what was done."""
+def _squared(file: Weights, img_size: int | None) -> tuple[Weights, list[str]]:
+    """The file with position embeddings for square images of `img_size`, where its arguments say that they are not."""
+    embedding, projection = file.state.get(KEY), file.state.get("patch_embed.proj.weight")
+    if img_size is None or file.settings or embedding is None or projection is None or projection.ndim != 4:
+        return file, []
+    made = squared(embedding, projection.shape[-1], file.args, img_size)
+    if made is None:
+        return file, []
+    args = {name: value for name, value in file.args.items() if name not in SIDES}
+    return dataclasses.replace(file, state={**file.state, KEY: made[0]}, args=args), [made[1]]
+
+
+def _at_size(
+    settings: ModelSettings, state: dict[str, Tensor], img_size: int, about: str
+) -> tuple[ModelSettings, list[str]]:
+    """Settings for images of another size, and a note of what was done to the position embeddings in `state`."""
     patch, preprocessing = settings.patch_size, settings.preprocessing
     assert patch is not None
     if img_size % patch:
         raise SpecError(f"--img-size: expected a multiple of the patch size {patch}, got {img_size}")
-    resampled, note = _resample(embedding, preprocessing.img_size // patch, img_size // patch, prefix=1)
+    notes = []
+    if KEY in state:
+        old, new = square_grid(state[KEY], patch, {}, about), img_size // patch
+        state[KEY], note = resample(state[KEY], (old, old), (new, new), prefix=1)
+        notes.append(note)
     sized = preprocessing.model_copy(update={"img_size": img_size})
-    return settings.model_copy(update={"preprocessing": sized}), resampled, note
+    return settings.model_copy(update={"preprocessing": sized}), notes
 
 
-def _resample(embedding: Tensor, old: int, new: int, prefix: int) -> tuple[Tensor, str]:
-    """Position embeddings (1, prefix + old^2, D) for a grid of new x new patches; bicubic, antialiased (timm)."""
-    resampled = resample_abs_pos_embed(embedding, new_size=[new, new], old_size=[old, old], num_prefix_tokens=prefix)
-    return resampled, f"position embeddings resampled from {old}x{old} to {new}x{new}"
+def _refuse_boundless(settings: ModelSettings, state: Mapping[str, Tensor], about: str) -> None:
+    """Raise CheckpointError for settings of a model far larger than the weights, which would take all memory."""
+    width, depth, patch = settings.width or 0, settings.depth or 0, settings.patch_size or 1
+    tokens = (settings.preprocessing.img_size // patch) ** 2
+    needed = 12 * depth * max(width, 1) ** 2 + width * (tokens + settings.num_classes + 3 * patch**2)
+    if too_large(needed, sum(tensor.numel() for tensor in state.values())):
+        raise CheckpointError(f"{about}: its settings are of a model of {needed:.1e} parameters; its weights are not")
 
 
 def complete_settings(
@@ -206,17 +230,9 @@ def _infer_settings(
     SymViT and RPC-SymViT have the same parameters: when neither `family` nor the arguments tell them apart, refuse.
     """
     state, args = file.state, file.args
-    try:
-        width = state["cls_token"].shape[-1]
-        _, channels, patch, _ = state["patch_embed.proj.weight"].shape
-        tokens = state["pos_embed"].shape[1] - 1
-        qkv = state["blocks.0.attn.qkv.weight"].shape[0]
-        num_classes = state["head.weight"].shape[0]
-    except KeyError as error:
-        raise CheckpointError(
-            f"{about}: expected a ViT with timm's parameter names, {error.args[0]} is missing; "
-            f"it has {', '.join(list(state)[:5])}, ..."
-        ) from None
+    width, channels, patch = _shape(state, about)
+    side = square_grid(state[KEY], patch, args, about) * patch
+    qkv, num_classes = state["blocks.0.attn.qkv.weight"].shape[0], state["head.weight"].shape[0]
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
     marked = (name for name, f in BUILT_IN.items() if f.mark and f"blocks.0.{f.mark}" in state)
     inferred = next(marked, "vit" if qkv == 3 * width else "symvit")
@@ -243,7 +259,7 @@ def _infer_settings(
     return ModelSettings.parse(
         {
             "family": family,
-            "preprocessing": {"img_size": math.isqrt(tokens) * patch, "mean": mean, "std": std},
+            "preprocessing": {"img_size": side, "mean": mean, "std": std},
             "num_classes": num_classes,
             "classes": classes or CLASS_LISTS.get(num_classes, ()),
             "patch_size": patch,
@@ -254,6 +270,30 @@ def _infer_settings(
         },
         about,
     )
+
+
+def _shape(state: Mapping[str, Tensor], about: str) -> tuple[int, int, int]:
+    """Width, input channels and patch size of a ViT's state dict by timm's names.
+
+    Raises:
+        CheckpointError: a name is missing, or a tensor has another number of dimensions.
+    """
+    projection = "patch_embed.proj.weight"
+    dimensions = {"cls_token": 3, projection: 4, KEY: 3, "blocks.0.attn.qkv.weight": 2, "head.weight": 2}
+    for name, n in dimensions.items():
+        if name not in state:
+            raise CheckpointError(
+                f"{about}: expected a ViT with timm's parameter names, {name} is missing; "
+                f"it has {', '.join(list(state)[:5])}, ..."
+            )
+        if state[name].ndim != n:
+            shape = tuple(state[name].shape)
+            linear = ": patches as rows, whose order of pixels is not in the file" if name == projection else ""
+            raise CheckpointError(f"{about}: expected {name} with {n} dimensions, got {shape}{linear}")
+    _, channels, height, width = state[projection].shape
+    if height != width or not height:
+        raise CheckpointError(f"{about}: expected square patches, got {height}x{width}")
+    return state["cls_token"].shape[-1], channels, height
 
 
 def _load_timm(
@@ -278,8 +318,7 @@ def _load_timm(
         state, mean_std = dict(file.state), file.mean_std
         notes += file.notes
         network = _create_timm(name, img_size, **_head(name, state))
-        if img_size is not None and "pos_embed" in state and getattr(network, "pos_embed", None) is not None:
-            notes += _fit_position_embeddings(network, state)
+        notes += fit(network, state, file.args, f"checkpoint {checkpoint}", wanted=img_size is not None)
         _load_strictly(network, state, f"checkpoint {checkpoint} does not fit {model}")
     config = timm.data.resolve_model_data_config(network)
     mean, std = mean_std or (config["mean"], config["std"])
@@ -323,16 +362,6 @@ def _head(name: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
     return {} if weight is None else {"num_classes": weight.shape[0]}
 
 
-def _fit_position_embeddings(network: Any, state: dict[str, Tensor]) -> list[str]:
-    """Resample `pos_embed` of a square grid to the network's; other shapes are left for strict loading to refuse."""
-    prefix = int(getattr(network, "num_prefix_tokens", 0))
-    old, new = (math.isqrt(t.shape[1] - prefix) for t in (state["pos_embed"], network.pos_embed))
-    if old == new:
-        return []
-    state["pos_embed"], note = _resample(state["pos_embed"], old, new, prefix)
-    return [note]
-
-
 def _load_strictly(network: torch.nn.Module, state: Mapping[str, Tensor], what: str) -> None:
     """Every key on both sides, every shape; else one line with counts and examples."""
     expected = network.state_dict()
@@ -343,14 +372,29 @@ def _load_strictly(network: torch.nn.Module, state: Mapping[str, Tensor], what: 
         for key in sorted(expected.keys() & state.keys())
         if expected[key].shape != state[key].shape
     ]
+    coded = [
+        f"{key} expected {str(expected[key].dtype)[6:]}, got {str(state[key].dtype)[6:]}"
+        for key in sorted(expected.keys() & state.keys())
+        if expected[key].is_floating_point() and not _is_plain_float(state[key])
+    ]
     faults = [
         f"{len(keys)} {kind} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
-        for kind, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        for kind, keys in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+            ("coded otherwise, without what gives their values", coded),
+        )
         if keys
     ]
     if faults:
         raise CheckpointError(f"{what}: {'; '.join(faults)}")
     network.load_state_dict(dict(state), strict=True)
+
+
+def _is_plain_float(tensor: Tensor) -> bool:
+    """float64, float32, float16 or bfloat16; numbers of one byte mean nothing without their scales."""
+    return tensor.is_floating_point() and tensor.element_size() > 1
 
 
 def inspect(path: Path) -> list[tuple[str, str]]:

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
-import pickle
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from robustkpca.errors import CheckpointError, brief
+from robustkpca.errors import CheckpointError
+from robustkpca.models.weight_formats import RECORD_KEY, open_file, too_large
 
-_numpy: Any = np  # its core moved in version 2
-_multiarray: Any = (_numpy.core if np.lib.NumpyVersion(np.__version__) < "2.0.0" else _numpy._core).multiarray
-RECORD_KEY = "robustkpca"  # the metadata entry of a safetensors file that holds the model's settings
+__all__ = ["PLACES", "RECORD_KEY", "Weights", "Which", "read"]
+
 Which = Literal["raw", "ema"]
 # Where training scripts keep the weights, in the order they are looked for.
 PLACES: dict[Which, tuple[str, ...]] = {
-    "raw": ("model", "state_dict", "model_state_dict"),
-    "ema": ("model_ema", "state_dict_ema", "ema"),
+    "raw": ("model", "state_dict", "model_state_dict", "net", "network", "params", "module"),
+    "ema": ("model_ema", "state_dict_ema", "ema", "ema_model", "params_ema", "ema_state_dict", "model_ema_state_dict"),
 }
+_DEEPER = (*PLACES["raw"], "shadow")  # inside such an entry, what holds the weights
+_AVERAGED = "n_averaged"  # counts the models in an average that torch.optim.swa_utils made
 _PREFIXES = ("module.", "_orig_mod.")
-# What training scripts store beside the weights, and what is harmless to rebuild: plain data, no code.
-_SAFE: list[Any] = [
-    argparse.Namespace,
-    _multiarray.scalar,
-    _multiarray._reconstruct,
-    np.ndarray,
-    np.dtype,
-    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"},
-]
+# Attributes that hold the network in training scripts. A network may have one of its own, so in our files they stay.
+_ATTRIBUTES = ("model.", "net.", "network.", "timm_model.")
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Weights:
     )
     settings: dict[str, Any] | None = None  # ours, in safetensors metadata
     training: dict[str, Any] = field(default_factory=dict)  # ours
-    args: dict[str, Any] = field(default_factory=dict)  # a training script's Namespace
+    args: dict[str, Any] = field(default_factory=dict)  # a training script's arguments
     entries: tuple[str, ...] = ()  # every entry of the file
 
     @property
@@ -59,7 +49,8 @@ class Weights:
         """What was done to the file's weights, for the receipt."""
         lines = []
         if self.place:
-            lines.append(f"weights from entry {self.place!r}")
+            average = self.place == _AVERAGED
+            lines.append("averaged weights" if average else f"weights from entry {self.place!r}")
         if self.prefix:
             lines.append(f"prefix {self.prefix!r} taken off")
         if self.mean_std:
@@ -76,98 +67,96 @@ def read(path: Path, which: Which = "raw") -> Weights:
     if not path.is_file():
         what = "a folder" if path.is_dir() else "nothing"
         raise CheckpointError(f"checkpoint {path}: expected a file, found {what} there")
-    with path.open("rb") as file:
-        head = file.read(256)
     about = f"checkpoint {path} ({path.stat().st_size} bytes)"
-    _refuse_what_is_no_weights(head, about)
-    if head[:2] not in (b"PK", b"\x80\x02"):
-        content, record = _open_safetensors(path, about)
-    else:
-        content, record = _open_pickle(path, about)
+    content, record = open_file(path, about)
+    settings, training = _checked(record, about)
     args = content.get("args")
     state, place = _choose(content, which, about)
-    entries = tuple(map(str, content)) if place else ()
-    cleaned, prefix = _without_prefix(state)
+    _refuse_what_is_no_number(state, path, about)
+    entries = tuple(map(str, content)) if place not in ("", _AVERAGED) else ()
+    cleaned, prefix = _without_prefix(state, _PREFIXES if settings else (*_PREFIXES, *_ATTRIBUTES))
     bare, mean_std = _without_normalizer(cleaned)
-    return Weights(
-        bare,
-        place,
-        prefix,
-        mean_std,
-        record.get("settings"),
-        record.get("training", {}),
-        vars(args) if isinstance(args, argparse.Namespace) else {},
-        entries,
-    )
+    known = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, Mapping) else {}
+    return Weights(bare, place, prefix, mean_std, settings, training, dict(known), entries)
 
 
-def _refuse_what_is_no_weights(head: bytes, about: str) -> None:
-    if not head:
-        raise CheckpointError(f"{about}: the file is empty")
-    if head.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{about}: a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
-    if head.lstrip()[:1] == b"<":
-        raise CheckpointError(f"{about}: a web page, not weights; download the file itself")
+def _checked(record: Any, about: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Settings and training record of our own files; the settings' values are checked when they are used."""
+    settings, training = (record.get(k) for k in ("settings", "training")) if isinstance(record, dict) else (0, 0)
+    sound = isinstance(settings, dict | None) and isinstance(training, dict | None)
+    if not sound or (settings and not _sound(settings)):
+        raise CheckpointError(f"{about}: the model's description in it makes no sense")
+    return settings or None, training or {}
 
 
-def _open_safetensors(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    try:
-        with safe_open(path, "pt") as file:
-            record = (file.metadata() or {}).get(RECORD_KEY)
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{about}: expected safetensors or a PyTorch file, cannot read it ({error}); torn or something else?"
-        ) from None
-    return state, json.loads(record) if record else {}
+def _sound(settings: dict[str, Any]) -> bool:
+    return isinstance(settings.get("family"), str) and isinstance(settings.get("rpc"), dict | None)
 
 
-def _open_pickle(path: Path, about: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    try:
-        with torch.serialization.safe_globals(_SAFE):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        name = re.search(r"(?:GLOBAL|global|class) `?([\w.]+)", str(error))
-        asks = f" It asks for {name[1]}." if name else ""
-        raise CheckpointError(
-            f"{about}: not plain weights, and opening it could run code.{asks} Save `model.state_dict()` and use "
-            "that file"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = brief(error).split(". ")[0]
-        raise CheckpointError(f"{about}: cannot read it, torn or half downloaded? ({reason})") from None
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{about}: expected a dict of weights, got {type(content).__name__}")
-    record = content.get(RECORD_KEY)  # in the states that `train` keeps
-    return content, json.loads(record) if isinstance(record, str) else {}
+def _refuse_what_is_no_number(state: Mapping[str, Tensor], path: Path, about: str) -> None:
+    """Tensors without values, or whose values are coded in a way that is not in the file."""
+    for name, tensor in state.items():
+        what = (
+            "a meta tensor, without values" if tensor.is_meta
+            else "quantised" if tensor.is_quantized
+            else "a nested tensor" if tensor.is_nested
+            else "a sparse tensor" if tensor.layout != torch.strided
+            else None
+        )  # fmt: skip
+        if what:
+            raise CheckpointError(f"{about}: {name} is {what}; save the weights as plain float tensors")
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    held = path.stat().st_size if not path.name.endswith(".json") else claimed  # an index is small, its shards are read
+    if too_large(claimed, held):
+        raise CheckpointError(f"{about}: its tensors claim {claimed / 2**30:.1f} GiB; no weight file is so small")
 
 
 def _choose(content: Mapping[str, Any], which: Which, about: str) -> tuple[dict[str, Tensor], str]:
     """The state dict asked for, and the entry it came from."""
-    entries = {
-        w: next((p for p in places if isinstance(content.get(p), Mapping)), None) for w, places in PLACES.items()
-    }
-    place = entries[which]
-    if place is None and any(entries.values()):
+    found = {kind: entry for kind, places in PLACES.items() if (entry := _entry(content, places))}
+    plain = not found
+    if plain:
+        found["raw"] = content, ""
+    if "raw" in found and _AVERAGED in found["raw"][0]:
+        averaged, place = found.pop("raw")
+        found.setdefault("ema", (averaged, place or _AVERAGED))
+    if which not in found:
         other: Which = "ema" if which == "raw" else "raw"
-        raise CheckpointError(f"{about}: it holds no {which} weights, only {entries[other]!r}; say --weights {other}")
-    if place is None and which == "ema":
-        raise CheckpointError(
-            f"{about}: it holds no ema weights ({', '.join(PLACES['ema'])}); it is one plain state dict"
-        )
-    inside = content[place] if place else content
-    state = {str(key): value for key, value in inside.items() if isinstance(value, Tensor)}
+        if plain and which == "ema":
+            names = ", ".join(PLACES["ema"])
+            raise CheckpointError(f"{about}: it holds no ema weights ({names}); it is one plain state dict")
+        raise CheckpointError(f"{about}: it holds no {which} weights, only {found[other][1]!r}; say --weights {other}")
+    inside, place = found[which]
+    state = {str(key): value for key, value in inside.items() if isinstance(value, Tensor) and key != _AVERAGED}
     if not state:
+        nested = [str(key) for key, value in inside.items() if _tensors(value)]
+        hint = f"; if its weights are in {' or '.join(nested[:4])}, save that entry by itself" if nested else ""
         raise CheckpointError(
-            f"{about}: no weights in it; it holds {', '.join(map(str, list(inside)[:8])) or 'nothing'}"
+            f"{about}: no weights in it; it holds {', '.join(map(str, list(inside)[:8])) or 'nothing'}{hint}"
         )
-    return state, place or ""
+    return state, place
 
 
-def _without_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+def _tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
+
+
+def _entry(content: Mapping[str, Any], places: tuple[str, ...]) -> tuple[Mapping[str, Any], str] | None:
+    """The first of these entries that holds others, and its name; where no tensors lie in it, what holds them there."""
+    held = [place for place in places if isinstance(content.get(place), Mapping)]
+    for place in held:
+        inside = content[place]
+        if _tensors(inside):
+            return inside, place
+        if deeper := next((p for p in _DEEPER if _tensors(inside.get(p))), None):
+            return inside[deeper], f"{place}.{deeper}"
+    return (content[held[0]], held[0]) if held else None
+
+
+def _without_prefix(state: dict[str, Tensor], prefixes: tuple[str, ...] = _PREFIXES) -> tuple[dict[str, Tensor], str]:
     """Without the prefixes of wrappers (data parallel, compile), in any nesting, where every key carries them."""
     taken = ""
-    while prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in state)), None):
+    while prefix := next((p for p in prefixes if all(key.startswith(p) for key in state)), None):
         state = {key[len(prefix) :]: value for key, value in state.items()}
         taken += prefix
     return state, taken

@@ -141,7 +141,7 @@ def test_torn_files(tmp_path, state, suffix, part):
     ("content", "message"),
     [(b"", "empty"), (b"<!DOCTYPE html><html>", "web page"), (b"\n <html>", "web page"),
      (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS"), (b"hello, I am text", "cannot read"),
-     (b"\x80\x04\x95hello", "cannot read"), (b"\x80\x02hello", "torn|run code"), (b"PK\x03\x04hello", "torn")],
+     (b"\x80\x04\x95hello", "plain pickle"), (b"\x80\x02hello", "torn|run code"), (b"PK\x03\x04hello", "torn")],
 )  # fmt: skip
 def test_files_that_are_no_weights(tmp_path, content, message):
     (tmp_path / "m.pth").write_bytes(content)
