@@ -82,15 +82,13 @@ def read(path: Path, which: Which = "raw") -> Weights:
 
 def _checked(record: Any, about: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Settings and training record of our own files; the settings' values are checked when they are used."""
-    settings, training = (record.get(k) for k in ("settings", "training")) if isinstance(record, dict) else (0, 0)
-    sound = isinstance(settings, dict | None) and isinstance(training, dict | None)
-    if not sound or (settings and not _sound(settings)):
-        raise CheckpointError(f"{about}: the model's description in it makes no sense")
-    return settings or None, training or {}
-
-
-def _sound(settings: dict[str, Any]) -> bool:
-    return isinstance(settings.get("family"), str) and isinstance(settings.get("rpc"), dict | None)
+    named = record if isinstance(record, dict) else {"settings": record}
+    settings, training = (named.get(name) or {} for name in ("settings", "training"))
+    if isinstance(settings, dict) and isinstance(training, dict):
+        sound = isinstance(settings.get("family"), str) and isinstance(settings.get("rpc"), dict | None)
+        if sound or not settings:
+            return settings or None, training
+    raise CheckpointError(f"{about}: the model's description in it makes no sense")
 
 
 def _refuse_what_is_no_number(state: Mapping[str, Tensor], path: Path, about: str) -> None:

@@ -253,6 +253,7 @@ def _rewritten(content: bytes) -> Iterator[bytes]:
     texts: dict[int, str] = {}  # memorised
     memorised = 0
     positions = [place for _, _, place in pickletools.genops(content)] + [len(content)]
+    argument: Any
     for (operation, argument, place), end in zip(pickletools.genops(content), positions[1:], strict=True):
         name = operation.name
         if name in ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from robustkpca.errors import CheckpointError, SpecError
+from robustkpca.errors import CheckpointError, OutputError, SpecError
 from robustkpca.models import checkpoints
 from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.networks import build_network
@@ -237,7 +237,7 @@ def test_a_timm_model_from_a_file(tmp_path):
 
 def test_no_permission(tmp_path, state):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         checkpoints.save(tmp_path / "file" / "m.safetensors", state, tiny_settings(), {})
 
 
