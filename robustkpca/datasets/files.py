@@ -15,13 +15,13 @@ from torch import Tensor
 
 from robustkpca.datasets.images import ArraySamples, FileSamples
 from robustkpca.datasets.samples import Samples
+from robustkpca.datasets.tree import IMAGE_SUFFIXES, Tree, printable, scan, split_folder
 from robustkpca.errors import DataError, brief
 from robustkpca.suites.cell import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, RELEASED, Cell
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 
 
 def fashion_mnist(path: Path, split: str) -> Samples:
@@ -70,12 +70,14 @@ def cifar(path: Path, split: str, hundred: bool = False) -> Samples:
 
 def picture_folder(path: Path, split: str) -> Samples:
     """DIR/class/image, or DIR/train and DIR/val (or test) with such folders; class names are the folder names."""
-    return _class_folders(f"folder:{path.name}", _with_split(path, split))
+    root, passed_over = split_folder(path, split)
+    return _class_folders(f"folder:{printable(path.name)}", root, ignored=passed_over)
 
 
 def imagenet(path: Path, split: str) -> Samples:
     """ImageNet's val as class folders (wnids): DIR/wnid/image, or DIR/val/wnid/image."""
-    return _class_folders("imagenet", _with_split(path, split), wnids=True)
+    root, passed_over = split_folder(path, split)
+    return _class_folders("imagenet", root, wnids=True, ignored=passed_over)
 
 
 def imagenet_subset(name: str, path: Path, among: tuple[str, ...]) -> Samples:
@@ -94,7 +96,8 @@ def imagenet_o(path: Path, inside: Path) -> Samples:
     A folder of ImageNet-O names the ImageNet class that its images, of none of the 1,000 classes, are mistaken for.
     """
     out = _class_folders("imagenet-o", path, wnids=True)
-    whole = imagenet(inside, "test")
+    inside_root, passed_over = split_folder(inside, "test")
+    whole = _class_folders("imagenet", inside_root, wnids=True, ignored=passed_over)
     classes = out.classes
     position = {name: i for i, name in enumerate(classes)}
     names = [whole.classes[label] for label in whole.labels]
@@ -106,17 +109,19 @@ def imagenet_o(path: Path, inside: Path) -> Samples:
             f"({', '.join(absent[:3])})"
         )
     labels = [*out.labels.tolist(), *(position[names[i]] for i in chosen)]
+    parts = {"out": out, "in": whole}
     conditions = [OUT_OF_DISTRIBUTION] * len(out) + [IN_DISTRIBUTION] * len(chosen)
     return FileSamples(
         "imagenet-o",
         [*(f"out/{i}" for i in out.ids), *(f"in/{whole.ids[i]}" for i in chosen)],
         np.array(labels, dtype=np.int64),
         classes,
-        {"out": path, "in": _with_split(inside, "test")},
+        {"out": path, "in": inside_root},
         conditions=conditions,
         expected={OUT_OF_DISTRIBUTION: len(out), IN_DISTRIBUTION: len(chosen)},
         among=classes,
         ignored=[*out.ignored, *whole.ignored],
+        paths={f"{first}/{i}": file for first, part in parts.items() for i, file in part.paths.items()},
     )
 
 
@@ -138,16 +143,18 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
     conditions: list[Cell] = []
     ignored = [f"{p.name}/" for p in sorted(path.iterdir()) if p.name not in present]
     expected: dict[Cell, int] = {}
+    paths: dict[str, Path] = {}
     for corruption in present:
         for severity in range(1, 6):
             cell = Cell.parse(f"{RELEASED}/{corruption}", str(severity))
             folder = path / corruption / str(severity)
-            pairs, strays = _scan(folder) if folder.is_dir() else ([], [])
-            expected[cell] = len(pairs)
-            ids += [f"{corruption}/{severity}/{i}" for i, _ in pairs]
-            names += [name for _, name in pairs]
-            conditions += [cell] * len(pairs)
-            ignored += [f"{corruption}/{severity}/{s}" for s in strays]
+            tree = scan(folder) if folder.is_dir() else Tree()
+            expected[cell] = len(tree.ids)
+            ids += [f"{corruption}/{severity}/{i}" for i in tree.ids]
+            names += tree.classes
+            paths |= {f"{corruption}/{severity}/{i}": file for i, file in tree.paths.items()}
+            conditions += [cell] * len(tree.ids)
+            ignored += [f"{corruption}/{severity}/{s}" for s in tree.strays]
     classes = tuple(sorted(set(names)))
     position = {name: i for i, name in enumerate(classes)}
     labels = np.array([position[name] for name in names], dtype=np.int64)
@@ -161,51 +168,25 @@ def imagenet_c(path: Path, corruptions: Sequence[str]) -> Samples:
         conditions=conditions,
         expected=expected,
         ignored=ignored,
+        paths=paths,
     )
 
 
-def _with_split(path: Path, split: str) -> Path:
-    for sub in ("train",) if split == "train" else ("val", "test"):
-        if (path / sub).is_dir():
-            return path / sub
-    return path
-
-
-def _scan(path: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """(id, class) of every picture in the class folders of `path`, and what is no sample there."""
-    pairs: list[tuple[str, str]] = []
-    strays: list[str] = []
-    for folder in sorted(path.iterdir()):
-        if not folder.is_dir() or folder.name.startswith("."):
-            strays.append(folder.name + ("/" if folder.is_dir() else ""))
-            continue
-        pictures = 0
-        for file in sorted(folder.rglob("*")):
-            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if not file.is_file():
-                continue
-            if file.suffix.lower() in IMAGE_SUFFIXES and not hidden:
-                pairs.append((file.relative_to(path).as_posix(), folder.name))
-                pictures += 1
-            else:
-                strays.append(file.relative_to(path).as_posix())
-        if not pictures:
-            strays.append(f"{folder.name}/")
-    return pairs, strays
-
-
-def _class_folders(name: str, path: Path, *, wnids: bool = False, among: tuple[str, ...] = ()) -> FileSamples:
-    pairs, strays = _scan(path)
-    if not pairs:
-        flat = sum(Path(s).suffix.lower() in IMAGE_SUFFIXES for s in strays)
+def _class_folders(
+    name: str, path: Path, *, wnids: bool = False, among: tuple[str, ...] = (), ignored: Sequence[str] = ()
+) -> FileSamples:
+    tree = scan(path)
+    if not tree.ids:
+        flat = sum(Path(s).suffix.lower() in IMAGE_SUFFIXES for s in tree.strays)
         hint = f"; {flat} images lie in it directly, without a class" if flat else ""
         raise DataError(f"data folder {path}: expected one folder a class with images in it, found none{hint}")
-    classes = tuple(sorted({c for _, c in pairs}))
+    classes = tuple(sorted(set(tree.classes)))
     if wnids and (strange := [c for c in classes if not (c.startswith("n") and c[1:].isdecimal())]):
         raise DataError(
             f"data {name}: expected folders named by WordNet ids such as n01440764 in {path}, got "
             f"{', '.join(strange[:3])}"
         )
     position = {c: i for i, c in enumerate(classes)}
-    labels = np.array([position[c] for _, c in pairs], dtype=np.int64)
-    return FileSamples(name, [i for i, _ in pairs], labels, classes, {"": path}, among=among, ignored=strays)
+    labels = np.array([position[c] for c in tree.classes], dtype=np.int64)
+    strays = [*ignored, *tree.strays]
+    return FileSamples(name, tree.ids, labels, classes, {"": path}, among=among, ignored=strays, paths=tree.paths)

@@ -83,7 +83,7 @@ class _Content:
 
 
 class FileSamples(Samples):
-    """Picture files below a root; ids are their paths relative to it.
+    """Picture files below a root; ids are their paths relative to it, `paths` has those whose id is not.
 
     They are decoded when asked for, one at a time. A file that is no longer what `content_hash` saw when it was last
     asked for is refused: results would stand under the hash of other pictures.
@@ -98,13 +98,17 @@ class FileSamples(Samples):
         roots: Mapping[str, Path],
         *,
         resized: bool = True,
+        paths: Mapping[str, Path] | None = None,
         **rest: object,
     ) -> None:
         super().__init__(name, ids, labels, classes, **rest)  # type: ignore[arg-type]
         self.roots, self.resized = dict(roots), resized  # an id begins with one of these ("" where there is one root)
+        self.paths = dict(paths or {})
         self._content: _Content | None = None
 
     def path(self, index: int) -> Path:
+        if self.ids[index] in self.paths:
+            return self.paths[self.ids[index]]
         first, _, rest = self.ids[index].partition("/")
         return self.roots[first] / rest if first in self.roots else self.roots[""] / self.ids[index]
 
@@ -175,7 +179,7 @@ class FileSamples(Samples):
 
     def take(self, indices: NDArray[np.int64]) -> FileSamples:
         ids = [self.ids[i] for i in indices]
-        rest = self.taken(indices)
+        rest = self.taken(indices) | {"paths": self.paths}
         return FileSamples(self.name, ids, self.labels[indices], self.classes, self.roots, resized=self.resized, **rest)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robustkpca.datasets.pictures import Mode
 from robustkpca.datasets.sample_set import SampleSet
+from robustkpca.datasets.tree import composed
 from robustkpca.errors import DataError
 from robustkpca.models.settings import ModelSettings, Preprocessing
 
@@ -83,14 +84,15 @@ class Samples(SampleSet):
         """
         names = class_names(settings)
         if names:
-            position = {name: i for i, name in enumerate(names)}
-            if strange := [name for name in self.classes if name not in position]:
+            position = {composed(name): i for i, name in enumerate(names)}
+            classes = [composed(name) for name in self.classes]
+            if strange := [name for name in classes if name not in position]:
                 raise DataError(
                     f"data {self.name}: {len(strange)} of its {len(self.classes)} classes are unknown to "
                     f"{settings.title} "
                     f"({', '.join(strange[:3])}); the model knows {', '.join(names[:3])}, ... ({len(names)})"
                 )
-            return np.array([position[name] for name in self.classes], dtype=np.int64)[self.labels]
+            return np.array([position[name] for name in classes], dtype=np.int64)[self.labels]
         if all(name.isdecimal() for name in self.classes):
             numbers = np.array([int(name) for name in self.classes], dtype=np.int64)
             if len(set(numbers)) == len(numbers) and numbers.max() < settings.num_classes:

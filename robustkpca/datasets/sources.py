@@ -91,19 +91,32 @@ def _open(spec: str, name: str, path: str | None, split: str, in_distribution: s
     if name not in DATASETS:
         raise DataError(unknown("data", name, DATASETS))
     source = DATASETS[name]
-    if path is None:
-        if source.embedded is None:
-            raise DataError(f"data {name}: expected {name}:DIR")
-        return source.embedded(split)
-    if source.folder is None and name != "imagenet-o":
-        raise DataError(f"data {name}: it is embedded and takes no folder, got {path!r}")
-    if not Path(path).is_dir():
-        raise DataError(f"data {spec}: {path!r} is not a folder")
-    if source.folder is not None:
-        return source.folder(Path(path), split)
-    kind, _, inside = (in_distribution or "").partition(":")
-    if kind != "imagenet" or not Path(inside).is_dir():
-        raise DataError(
-            f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
-        )
-    return files.imagenet_o(Path(path), Path(inside))
+    try:
+        if path is None:
+            if source.embedded is None:
+                raise DataError(f"data {name}: expected {name}:DIR")
+            return source.embedded(split)
+        if source.folder is None and name != "imagenet-o":
+            raise DataError(f"data {name}: it is embedded and takes no folder, got {path!r}")
+        folder = _folder(spec, path)
+        if source.folder is not None:
+            return source.folder(folder, split)
+        kind, _, inside = (in_distribution or "").partition(":")
+        if kind != "imagenet" or not inside:
+            raise DataError(
+                f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
+            )
+        return files.imagenet_o(folder, _folder(f"imagenet-o: --in-distribution {in_distribution}", inside))
+    except OSError as error:  # whatever may not be read, or goes away meanwhile
+        raise DataError(f"data {spec}: {error.filename or path}: {error.strerror or error}") from None
+
+
+def _folder(spec: str, path: str) -> Path:
+    """The folder that `path` names, `~` being the home folder."""
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError as error:  # no such user
+        raise DataError(f"data {spec}: {error}") from None
+    if not folder.is_dir():
+        raise DataError(f"data {spec}: {str(folder)!r} is not a folder")
+    return folder

@@ -19,6 +19,7 @@ from torch import nn
 
 from robustkpca._version import __version__
 from robustkpca.datasets.samples import Samples, class_names
+from robustkpca.datasets.tree import composed
 from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError, brief
 from robustkpca.evaluation.passes import over_chunks
 from robustkpca.files import Folder
@@ -352,7 +353,8 @@ def _same_classes(samples: Samples, settings: ModelSettings) -> None:
         raise DataError(
             f"{settings.title} does not name its classes: they cannot be told to be those of {samples.name}"
         )
-    strange, absent = sorted(set(samples.classes) - set(names)), sorted(set(names) - set(samples.classes))
+    have, known = set(map(composed, samples.classes)), set(map(composed, names))
+    strange, absent = sorted(have - known), sorted(known - have)
     if strange or absent:
         words = [
             f"{len(group)} {what} ({', '.join(group[:3])}{', ...' if len(group) > 3 else ''})"
