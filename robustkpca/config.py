@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+import unicodedata
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,11 +41,37 @@ def data_folder(packed: str, source: str) -> Path:
     return here / packed if (here / packed).is_dir() else here.parent / source
 
 
+def composed(text: str) -> str:
+    """The text with composed letters (NFC): file systems and editors differ in how they write é."""
+    return unicodedata.normalize("NFC", text)
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file, `~` in its path being the home folder; some editors begin it with a byte-order mark,
+    which is no part of it."""
+    return Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig")
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file, with one line that names it when it cannot be read."""
+    """The content of a TOML file, its letters composed (see `composed`).
+
+    Raises:
+        SpecError: one line that names the file, which cannot be read.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return {composed(key): _composed_values(value) for key, value in tomllib.loads(read_text(path)).items()}
     except OSError as error:
         raise SpecError(f"{what} {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{what} {path}: not TOML ({error})") from None
+
+
+def _composed_values(value: Any) -> Any:
+    """Names as they are compared; the path of a file that is there stays as it is written."""
+    if isinstance(value, dict):
+        return {composed(key): _composed_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_composed_values(item) for item in value]
+    if not isinstance(value, str) or value.isascii() or os.path.exists(os.path.expanduser(value)):
+        return value
+    return composed(value)

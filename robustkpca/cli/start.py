@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from robustkpca.cli.show import err, say
+from robustkpca.config import composed, read_text
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def split_loaded(loaded: Sequence[Model | Unusable]) -> tuple[list[Classifier], 
 
 def _read_names(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        return tuple(composed(line.strip()) for line in read_text(path).splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"--classes {path}: {error}") from None
 

@@ -12,9 +12,9 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor
 
+from robustkpca.config import composed
 from robustkpca.datasets.pictures import Mode
 from robustkpca.datasets.sample_set import SampleSet
-from robustkpca.datasets.tree import composed
 from robustkpca.errors import DataError
 from robustkpca.models.settings import ModelSettings, Preprocessing
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robustkpca.config import composed
 from robustkpca.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
@@ -50,11 +51,6 @@ def printable(name: str) -> str:
         return letter
 
     return name if name.isprintable() else "".join(map(written, name))
-
-
-def composed(name: str) -> str:
-    """The name with composed letters (NFC): file systems and editors differ in how they write é."""
-    return unicodedata.normalize("NFC", name)
 
 
 def split_folder(path: Path, split: str) -> tuple[Path, list[str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import os
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from robustkpca.config import composed
 from robustkpca.errors import CheckpointError, SpecError, brief, unknown
 from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
@@ -95,6 +98,8 @@ def load_classifier(
     """
     if unexpected := options.keys() - LoadSettings.__annotations__.keys():
         raise TypeError(f"load_classifier() got an unexpected keyword argument {min(unexpected)!r}")
+    if checkpoint is not None:
+        checkpoint = os.path.expanduser(checkpoint)
     weights, classes = options.get("weights", "raw"), options.get("classes", ())
     heads, img_size = options.get("heads"), options.get("img_size")
     if checkpoint is None and model is None:
@@ -213,8 +218,24 @@ def complete_settings(
             f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {family}"
         )
     if recorded:
-        return ModelSettings.parse({**recorded, "rpc": rpc, **({"classes": classes} if classes else {})}, about)
+        return ModelSettings.parse({**recorded, "rpc": rpc, "classes": _agreed(recorded, classes, about)}, about)
     return _infer_settings(file, family, rpc, heads, classes, about)
+
+
+def _agreed(recorded: Mapping[str, Any], given: tuple[str, ...], about: str) -> Any:
+    """Names of the logits: those of the file, else the given ones. Raises CheckpointError where they contradict."""
+    names: Any = recorded.get("classes") or ()
+    if not (names and given):
+        return names or given
+    listed = timm.data.ImageNetInfo(names).label_names() if names in CLASS_LISTS.values() else names
+    pairs = itertools.zip_longest(map(composed, listed), map(composed, given))
+    for number, (in_file, in_list) in enumerate(pairs):
+        if in_file != in_list:
+            raise CheckpointError(
+                f"{about}: it names its classes itself, and --classes contradicts it at logit {number}: "
+                f"{in_file!r} in the file, {in_list!r} in the list; leave --classes out"
+            )
+    return names
 
 
 def _infer_settings(

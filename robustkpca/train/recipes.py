@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from robustkpca.config import Frozen
+from robustkpca.config import Frozen, read_toml
 from robustkpca.errors import SpecError, unknown
 
 
@@ -144,11 +144,7 @@ def load_recipe(name: str) -> Recipe:
         return RECIPES[name]
     if not name.endswith(".toml"):
         raise SpecError(unknown("recipe", name, [*RECIPES, "FILE.toml"]))
-    try:
-        values = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # tomllib's and unicode's errors are ValueErrors
-        raise SpecError(f"recipe {name}: {error}") from None
-    return Recipe.parse(values, f"recipe {name}")
+    return Recipe.parse(read_toml(Path(name), "recipe"), f"recipe {name}")
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:

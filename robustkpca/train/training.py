@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from robustkpca._version import __version__
+from robustkpca.config import composed
 from robustkpca.datasets.samples import Samples, class_names
-from robustkpca.datasets.tree import composed
 from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError, brief
 from robustkpca.evaluation.passes import over_chunks
 from robustkpca.files import Folder

@@ -420,3 +420,14 @@ def test_arrays_changed_in_place_are_other_data():
     samples.labels = samples.labels[::-1].copy()
     assert samples.content_hash != before[0]
     assert samples.ids_hash != before[1]
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path):
+    for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
+        with gzip.open(tmp_path / name, "wb") as file:
+            for _ in range(65):
+                file.write(bytes(2**20))
+    with pytest.raises(
+        DataError, match="expected an idx file of Fashion-MNIST .it unpacks to more than 67108864 bytes"
+    ):
+        load_samples(f"fashion-mnist:{tmp_path}")
