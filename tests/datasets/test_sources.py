@@ -428,6 +428,6 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path):
             for _ in range(65):
                 file.write(bytes(2**20))
     with pytest.raises(
-        DataError, match="expected an idx file of Fashion-MNIST .it unpacks to more than 67108864 bytes"
+        DataError, match=r"expected an idx file of Fashion-MNIST .it unpacks to more than 67108864 bytes"
     ):
         load_samples(f"fashion-mnist:{tmp_path}")
