@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +13,12 @@ from robustkpca._version import __version__
 from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.errors import SpecError
 from robustkpca.models.model import Unusable
+from robustkpca.models.origin import Origin
+from robustkpca.runs import names
 from robustkpca.runs.request import DataRecord, ModelRecord, Request
 from robustkpca.suites.cell import CLEAN_CELL
 from robustkpca.suites.suite import Suite
-from robustkpca.tasks.base import Options
+from robustkpca.tasks.base import Options, Task
 from robustkpca.tasks.jobs import Job, jobs_of
 from robustkpca.tasks.registry import task_named
 
@@ -60,9 +61,9 @@ class Plan:
         self._check(models, suites)
         adapted = self.task.adapt(models, samples, suites, self.options)
         self.models, self.suites = list(adapted.models), tuple(adapted.suites)
-        self.labels = unique_labels(models)
         self.jobs: list[Job] = jobs_of(self.suites, CLEAN_CELL.attack)
         self.request = self._request(adapted.notes or [()] * len(self.models), adapted.facts)
+        self.labels = self.request.labels
 
     def _check(self, models: Sequence[Any], suites: Sequence[Suite]) -> None:
         """Everything that can be found wrong before the first batch, whatever the task."""
@@ -72,9 +73,11 @@ class Plan:
             raise SpecError(f"--batch-size: expected at least 1, got {self.options.batch_size}")
         if suites and self.samples.conditioned:
             raise SpecError(f"--attack: data {self.samples.name} is evaluated as it is, without attacks")
-        names = [str(attack) for suite in suites for attack in suite.attacks]
-        if twice := {name for name in names if names.count(name) > 1}:
+        attacks = [str(attack) for suite in suites for attack in suite.attacks]
+        if twice := {name for name in attacks if attacks.count(name) > 1}:
             raise SpecError(f"--attack: {', '.join(sorted(twice))} given twice")
+        for suite in suites:
+            names.refuse_missing("suite", suite.name, "rename its file and its `name`")
         for job in jobs_of(suites, CLEAN_CELL.attack):
             job.perturbation_of(self.task).check(job.spec, job.suite.threat)
 
@@ -84,7 +87,9 @@ class Plan:
         first = next(m for m in self.models if not isinstance(m, Unusable))
         decides = {j.spec.method for j in self.jobs if j.perturbation_of(self.task).decided_by_batch(j.spec)}
         searches = {j.spec.method: j.perturbation_of(self.task).search(j.spec) for j in self.jobs}
-        records = [self._record(*each) for each in zip(self.labels, self.models, notes, strict=True)]
+        records = [record_of(model, self.task, more) for model, more in zip(self.models, notes, strict=True)]
+        dtype = _dtype(first)
+        records = [r.model_copy(update={"dtype": None}) if r.dtype == dtype else r for r in names.labelled(records)]
         return Request(
             task=samples.task,
             task_version=self.task.version,
@@ -103,20 +108,9 @@ class Plan:
             batch_size=self.options.batch_size,
             batch_decides=tuple(sorted(decides)),
             searches={method: search for method, search in sorted(searches.items()) if search is not None},
-            dtype=str(first.dtype).removeprefix("torch."),
+            dtype=dtype,
             device=torch.device(first.device).type,
             software={name: software[name] for name in ("robustkpca", "torch", "timm", "torchattacks")},
-        )
-
-    def _record(self, label: str, model: Any, notes: tuple[str, ...]) -> ModelRecord:
-        if isinstance(model, Unusable):
-            return ModelRecord(label=label, source=model.source, notes=(model.reason,))
-        return ModelRecord(
-            label=label,
-            source=model.source,
-            weights=model.weights,
-            notes=(*model.notes, *notes),
-            **self.task.describe(model),
         )
 
     def readers(self, cache: PixelCache | None) -> dict[int, Callable[[int], Tensor]]:
@@ -126,15 +120,32 @@ class Plan:
         return {i: self.task.reader(self.samples, model, cache) for i, model in usable.items()}
 
 
-def unique_labels(models: Sequence[Any]) -> list[str]:
-    """Titles, longer ones where they tell two apart, and with their source where two are the same."""
-    longs = {m.long_title: m.title for m in models if hasattr(m, "long_title")}
-    shorts = list(longs.values())
-    titles = [m.long_title if hasattr(m, "long_title") and shorts.count(m.title) > 1 else m.title for m in models]
-    labels: list[str] = []
-    for m, title in zip(models, titles, strict=True):
-        label = title if titles.count(title) == 1 else f"{title} [{Path(m.source).stem or m.source}]"
-        while label in labels:
-            label += "'"
-        labels.append(label)
-    return labels
+def record_of(model: Any, task: Task, notes: tuple[str, ...] = ()) -> ModelRecord:
+    """What a request says of a model that is called by its title; `notes`: beside its own."""
+    chosen = {"given_name": getattr(model, "given_name", None), "group": getattr(model, "group", None)}
+    if isinstance(model, Unusable):
+        return ModelRecord(label=model.title, source=model.source, notes=(model.reason,), **chosen)
+    origin = getattr(model, "origin", Origin())
+    return ModelRecord(
+        label=model.title,
+        title=model.title,
+        source=model.source,
+        weights=model.weights,
+        notes=(*model.notes, *notes),
+        weight_choice=origin.weight_choice if origin.weight_choice != "raw" else None,
+        overrides=origin.overrides or None,
+        recipe=origin.recipe,
+        training_seed=origin.seed,
+        dtype=_dtype(model),
+        **chosen,
+        **task.describe(model),
+    )
+
+
+def labels_of(models: Sequence[Any], task: Task) -> list[str]:
+    """The models' names, all different (`robustkpca.runs.names`)."""
+    return names.names([record_of(model, task) for model in models])
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")

@@ -23,6 +23,7 @@ from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.families import BUILT_IN, FAMILIES, alike
 from robustkpca.models.networks import build_network
+from robustkpca.models.origin import Origin, overrides_of, recipe_of
 from robustkpca.models.position_embeddings import KEY, fit, resample, square_grid, squared
 from robustkpca.models.position_embeddings import SIZES as SIDES
 from robustkpca.models.settings import (
@@ -127,13 +128,14 @@ def load_classifier(
             f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
         )
     state, notes = dict(file.state), [*file.notes, *reshaped]
-    recorded = (file.settings or {}).get("family") or ("rpc-symvit" if file.args.get("robust") else settings.family)
+    recorded = _recorded_family(file, settings.family)
     if recorded != settings.family:
         notes.append(f"the file says {recorded}, used as {settings.family}")
     if settings.rpc and (trained := (file.settings or {}).get("rpc")):
         trained = RPCSettings.parse(trained, about)
         if trained != settings.rpc:
             notes.append(f"{TRAINED_AS}{trained.label}, lambda {trained.lam:g}")
+    side = "not square" if reshaped else settings.preprocessing.img_size
     if img_size is not None and img_size != settings.preprocessing.img_size:
         settings, resampled = _at_size(settings, state, img_size, about)
         notes += resampled
@@ -141,7 +143,35 @@ def load_classifier(
     network = build_network(settings)
     _load_strictly(network, state, f"{about} does not fit {settings.title}")
     source = f"embedded:{path.stem}" if checkpoint is None else str(checkpoint)
-    return Classifier(network, settings, source=source, notes=tuple(notes)).to(device)
+    classifier = Classifier(network, settings, source=source, notes=tuple(notes)).to(device)
+    contradicting = overrides_of(settings, recorded, _recorded_rpc(file), side)
+    classifier.origin = Origin(weights, contradicting, *recipe_of(file.training))
+    return classifier
+
+
+def _recorded_family(file: Weights, family: str) -> str:
+    """The family that a file of ours, or the arguments of the authors' training script, say; where they do not,
+    `family`."""
+    if file.settings:
+        return str(file.settings["family"])
+    if file.args.get("robust"):
+        return "rpc-symvit"
+    pursues = family in FAMILIES and FAMILIES[family].pursues
+    return FAMILIES[family].parameters_of or family if pursues and "robust" in file.args else family
+
+
+def _recorded_rpc(file: Weights) -> dict[str, Any]:
+    """The RPC settings that a file of ours, or the arguments of the authors' training script, say; None for what they
+    leave open."""
+    if file.settings:
+        return dict(file.settings.get("rpc") or {})
+    if not file.args.get("robust"):
+        return {}
+    known = {"iterations": file.args.get("num_iter"), "lambda": file.args.get("lambd"), "layers": None}
+    layer = file.args.get("layer")
+    if isinstance(layer, int) and layer >= 0:  # one layer, counted from 0
+        known["layers"] = "first" if layer == 0 else (layer + 1,)
+    return known
 
 
 def _squared(file: Weights, img_size: int | None) -> tuple[Weights, list[str]]:
@@ -191,20 +221,14 @@ def complete_settings(
     about: str,
 ) -> ModelSettings:
     """Settings from the file where it has them, else from its tensors; RPC settings completed by the flags."""
-    recorded = file.settings
-    known: dict[str, Any] = {}
+    recorded, known = file.settings, _recorded_rpc(file)
     if recorded:
-        known = dict(recorded.get("rpc") or {})
         if family is not None and family != recorded["family"]:
             if not alike(family, recorded["family"]):
                 raise CheckpointError(f"{about}: expected {family}, got the weights of a {recorded['family']}")
             recorded = {**recorded, "family": family}
         family = recorded["family"]
     elif file.args.get("robust"):
-        known = {"iterations": file.args.get("num_iter"), "lambda": file.args.get("lambd"), "layers": None}
-        layer = file.args.get("layer")
-        if isinstance(layer, int) and layer >= 0:  # one layer, counted from 0
-            known["layers"] = "first" if layer == 0 else (layer + 1,)
         family = family or "rpc-symvit"
     rpc = None
     if family is not None and family in FAMILIES and FAMILIES[family].pursues:
@@ -362,7 +386,9 @@ def _load_timm(
         },
         model,
     )
-    return Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
+    classifier = Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
+    classifier.origin = Origin(which)
+    return classifier
 
 
 def _create_timm(name: str, img_size: int | None, **options: Any) -> Any:

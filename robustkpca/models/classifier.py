@@ -15,6 +15,7 @@ from robustkpca.models.attention import (
     MultiHeadAttention,
     RPCAttention,
 )
+from robustkpca.models.origin import Origin
 from robustkpca.models.settings import ModelSettings
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -88,6 +89,10 @@ class Classifier(nn.Module):
         self.title = title or settings.title
         # Where the weights came from and what was done to them, for the receipt.
         self.source, self.notes = source, notes
+        self.origin = Origin()
+        # The user's name for it, and what it is averaged under with other trainings.
+        self.given_name: str | None = None
+        self.group: str | None = None
         self.weights = weights or weights_hash(self.network.state_dict())
         self.compiled = False
         shape = (1, settings.preprocessing.channels, 1, 1)
@@ -129,6 +134,7 @@ class Classifier(nn.Module):
     def _over(self, network: nn.Module, settings: ModelSettings, compiled: bool | None = None) -> Classifier:
         known = {"title": self.title, "source": self.source, "notes": self.notes, "weights": self.weights}
         new = Classifier(network, settings, **known).to(self.device)  # type: ignore[arg-type]
+        new.origin, new.given_name, new.group = self.origin, self.given_name, self.group
         new.compiled = self.compiled if compiled is None else compiled
         if new.compiled:
             new.network.compile()

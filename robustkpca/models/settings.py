@@ -19,6 +19,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "base": (768, 12, 12),
 }
 PURSUING = tuple(name for name, family in BUILT_IN.items() if family.pursues)  # ours with RPC-Attention
+ALL_CLASSES = "among all classes of the model"  # which answers count where the data do not restrict them
 TRAINED_AS = "trained as "  # begins the note of a model that runs with other RPC settings than it was trained with
 _ELSEWHERE = ("timm:", "hf-hub:", "own:")  # families whose shape is not in the settings
 # Class lists that timm ships, by the number of logits that means them. Names are WordNet ids.
@@ -31,6 +32,7 @@ CLASS_LISTS: dict[int, str] = {
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 __all__ = [
+    "ALL_CLASSES",
     "CLASS_LISTS",
     "FAMILIES",
     "IMAGENET_MEAN",
@@ -75,13 +77,16 @@ class RPCSettings(Frozen):
         return tuple(n - 1 for n in numbers)
 
     @property
+    def layers_text(self) -> str:
+        """`layer1`, `layer1+3` or `all`."""
+        if self.layers == "all":
+            return "all"
+        return "layer1" if self.layers == "first" else "layer" + "+".join(map(str, self.layers))
+
+    @property
     def label(self) -> str:
         """The paper's way of naming a variant, e.g. 6iter/layer1 or 2iter/all."""
-        if self.layers == "all":
-            where = "all"
-        else:
-            where = "layer1" if self.layers == "first" else "layer" + "+".join(map(str, self.layers))
-        return f"{self.iterations}iter/{where}"
+        return f"{self.iterations}iter/{self.layers_text}"
 
 
 def parse_layers(text: str) -> Literal["first", "all"] | tuple[int, ...]:

@@ -99,8 +99,14 @@ def _meaning(run: Run, long: pd.DataFrame) -> str:
     single = f"; of one training the {alone}, which knows of samples only" if (counts == 1).any() else ""
     return (
         f"{everything}, mean over trainings ({number}), with its 95 % interval, in which trainings and samples both "
-        f"count as drawn (Welch-Satterthwaite){single}."
+        f"count as drawn (Welch-Satterthwaite){single}. {_averaged(run)}"
     )
+
+
+def _averaged(run: Run) -> str:
+    """Which checkpoints are averaged, as a sentence; nothing where none are."""
+    texts = trainings.averaged(run)
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _attack_notes(run: Run, long: pd.DataFrame, suite: Suite) -> tuple[str, ...]:
@@ -202,7 +208,7 @@ def _mean_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:
     budgets = ", ".join(map(str, suite.budgets))
     notes = (
         f"{_in_unit(run)}, mean over {over}severities {budgets}, each over all {run.n} samples; the mean is over the "
-        f"{len(suite.specs)} corruptions.",
+        f"{len(suite.specs)} corruptions. {_averaged(run)}".strip(),
         "Generated on the fly by robustkpca, not the released ImageNet-C images: not to be compared with figures on "
         "those.",
     )

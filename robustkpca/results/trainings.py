@@ -3,16 +3,18 @@ and comparisons that count the training as chance, too."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from robustkpca.models.settings import TRAINED_AS
 from robustkpca.results.accuracy import VALUE, Results, results_of
 from robustkpca.results.columns import Column, columns_of, headline_columns
+from robustkpca.runs.names import base_name, names
 from robustkpca.runs.request import ModelRecord
 from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import holm
@@ -22,34 +24,72 @@ from robustkpca.suites.cell import CLEAN_CELL
 def groups(run: Run) -> dict[str, list[str]]:
     """Labels of a run's models by what they are training runs of, in the order met.
 
-    Models of the same settings and other weights, trained with the same RPC settings, are training runs of one; mean
-    and std of the training images, which differ with the images drawn, do not count. The same weights again, or a model
-    that could not be loaded, stand alone. Titles are told apart by lambda, then by a number.
+    Models are training runs of one where the user says so (ModelRecord.group), or where their files say that they were
+    trained by one recipe and differ in the seed alone; and where their weights differ, the rest of their settings does
+    not, and both are raw or both EMA. Mean and std of the training images, which differ with the images drawn, do not
+    count. All others stand alone. A group is named as `robustkpca.runs.names` names models, by what its files' paths
+    have in common.
     """
-    members: dict[str, dict[str, str]] = {}
-    titles: dict[str, str] = {}
+    members: dict[str, list[ModelRecord]] = {}
     for model in run.request.models:
-        key = title = model.label
-        settings = model.vision
-        if settings is not None:
-            chosen = settings.model_dump(mode="json", by_alias=True)
-            chosen["preprocessing"] |= {"mean": None, "std": None}
-            trained = trained_as(model)
-            known = json.dumps([chosen, trained], sort_keys=True)
-            if model.weights not in members.get(known, {}):
-                key, title = known, ", ".join([settings.long_title, *trained])
-        titles[key] = title
-        members.setdefault(key, {})[model.weights or model.label] = model.label
-    names = [titles[key] for key in members]
-    counted = [
-        f"{name} [{names[:i].count(name) + 1}]" if names.count(name) > 1 else name for i, name in enumerate(names)
-    ]
-    return {name: list(labels.values()) for name, labels in zip(counted, members.values(), strict=True)}
+        members.setdefault(_recipe_of(model), []).append(model)
+    parts = [part for models in members.values() for part in _told_apart(models)]
+    if all(len(part) == 1 for part in parts):
+        return {label: [label] for label in run.models}
+    parts.sort(key=lambda part: run.models.index(part[0].label))
+    named = names([_together(part) for part in parts])
+    # A model that stands alone keeps the name of its rows.
+    titles = [part[0].label if len(part) == 1 else name for part, name in zip(parts, named, strict=True)]
+    return {
+        f"{title} [mean]" if titles.count(title) > 1 and len(part) > 1 else title: [model.label for model in part]
+        for title, part in zip(titles, parts, strict=True)
+    }
 
 
-def trained_as(model: ModelRecord) -> list[str]:
-    """What a model was trained as, where it runs with other RPC settings."""
-    return [note for note in model.notes if note.startswith(TRAINED_AS)]
+def _recipe_of(model: ModelRecord) -> str:
+    """Equal for models that may be training runs of one."""
+    settings = model.vision
+    if not model.usable or settings is None or (model.group is None and model.recipe is None):
+        return json.dumps([model.label])
+    chosen = settings.model_dump(mode="json", by_alias=True)
+    chosen["preprocessing"] |= {"mean": None, "std": None}
+    by = [model.group] if model.group else [model.recipe, base_name(model)]
+    facts = [by, chosen, model.overridden, model.weight_choice, model.dtype, model.attention]
+    return json.dumps(facts, sort_keys=True)
+
+
+def _told_apart(models: list[ModelRecord]) -> list[list[ModelRecord]]:
+    """Models of one recipe as training runs of one, or each alone where they are not: the same weights again add
+    nothing, and two trainings with one seed that differ all the same differ in something that nobody recorded."""
+    different: dict[str | None, ModelRecord] = {}
+    again = [[model] for model in models if different.setdefault(model.weights, model) is not model]
+    seeds = [model.training_seed for model in different.values()]
+    if models[0].group is None and len(set(seeds)) < len(seeds):
+        return [[model] for model in models]
+    return [list(different.values()), *again]
+
+
+def _together(models: list[ModelRecord]) -> ModelRecord:
+    """Training runs as one model, to be named: its source is what their paths have in common."""
+    first = models[0]
+    if len(models) == 1:
+        return first
+    sources = sorted(model.source for model in models)
+    start = os.path.commonprefix(sources)
+    end = os.path.commonprefix([source[len(start) :][::-1] for source in sources])[::-1]
+    weights = hashlib.sha256("".join(sorted(str(model.weights) for model in models)).encode()).hexdigest()
+    base = {"given_name": first.group} if first.group else {}
+    return first.model_copy(update={"source": f"{start}*{end}", "weights": weights, **base})
+
+
+def trained_as(model: ModelRecord) -> bool:
+    """Whether a model runs with other settings than it was trained with."""
+    return bool(model.overridden)
+
+
+def averaged(run: Run) -> list[str]:
+    """For each model of several training runs, which checkpoints its numbers are means of, in words."""
+    return [f"{title} is the mean of {', '.join(labels)}" for title, labels in groups(run).items() if len(labels) > 1]
 
 
 def has_training_runs(run: Run) -> bool:

@@ -7,10 +7,10 @@ import json
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from robustkpca.config import Frozen
-from robustkpca.models.settings import ModelSettings
+from robustkpca.models.settings import TRAINED_AS, ModelSettings
 from robustkpca.suites.cell import AttackId, Cell
 from robustkpca.suites.suite import Suite
 from robustkpca.tasks.registry import task_named
@@ -32,7 +32,17 @@ class DataRecord(Frozen):
 
 
 class ModelRecord(Frozen):
-    """A model. One that could not be loaded has neither weights nor settings, and its notes say why."""
+    """A model. One that could not be loaded has neither weights nor settings, and its notes say why.
+
+    label: its name in this run, see `robustkpca.runs.names`; rows go by it.
+    title: what it calls itself, where neither `settings` nor `label` say so.
+    given_name: what the user calls it. group: what the user averages it under with other trainings.
+    weight_choice: which weights of a file that has two, None: raw.
+    overrides: each setting that contradicts the file, e.g. `lambda 1 (file: 4)`.
+    recipe: hash of how it was trained but for the seed, where the file says so; training_seed: that seed. They decide
+        which models are averaged, and no number of one.
+    dtype: of the model, where it is not the request's.
+    """
 
     label: str
     source: str
@@ -42,6 +52,20 @@ class ModelRecord(Frozen):
     settings: ModelSettings | dict[str, Any] | None = Field(default=None, union_mode="left_to_right")
     attention: str | None = None
     notes: tuple[str, ...] = ()
+    title: str | None = None
+    given_name: str | None = None
+    group: str | None = None
+    weight_choice: str | None = None
+    overrides: tuple[str, ...] | None = None
+    recipe: str | None = None
+    training_seed: int | None = None
+    dtype: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is not said of the fields that came later: fingerprints of earlier requests stay."""
+        plain: dict[str, Any] = handler(self)
+        return {name: value for name, value in plain.items() if name not in _LATER or value is not None}
 
     @property
     def vision(self) -> ModelSettings | None:
@@ -51,6 +75,17 @@ class ModelRecord(Frozen):
     @property
     def usable(self) -> bool:
         return self.weights is not None
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """What contradicts the file. Runs from before `overrides` say it in their notes."""
+        return self.overrides or tuple(note for note in self.notes if note.startswith(TRAINED_AS))
+
+
+_LATER = ("title", "given_name", "group", "weight_choice", "overrides", "recipe", "training_seed", "dtype")
+
+
+_DECIDES_NOTHING: dict[str, Any] = {"searches": True, "models": {"__all__": {"recipe", "training_seed"}}}
 
 
 class Request(Frozen):
@@ -79,7 +114,7 @@ class Request(Frozen):
     @property
     def plain(self) -> dict[str, Any]:
         """What decides a number, as JSON holds it."""
-        return self.model_dump(mode="json", by_alias=True, exclude={"searches"})
+        return self.model_dump(mode="json", by_alias=True, exclude=_DECIDES_NOTHING)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ from robustkpca.datasets.samples import Samples, class_names
 from robustkpca.errors import DataError, SpecError
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.model import Unusable
+from robustkpca.models.settings import ALL_CLASSES
 from robustkpca.suites.attack import ROUNDED_GRADIENTS
 from robustkpca.suites.suite import Suite
 from robustkpca.suites.threat import Ball, Corruptions
@@ -34,7 +35,7 @@ def adapt(models: Models, samples: Samples, suites: Sequence[Suite], options: Op
     notes = [(ROUNDED_GRADIENTS,) if isinstance(m, Classifier) and misled_attack(m, suites) else () for m in fitted]
     fewest = min((m for m in fitted if isinstance(m, Classifier)), key=lambda m: m.settings.num_classes)
     restricted = bool(samples.among) and not options.full_argmax
-    argmax = f"among {len(samples.among)} classes" if restricted else "among all classes of the model"
+    argmax = f"among {len(samples.among)} classes" if restricted else ALL_CLASSES
     facts = {"resized": samples.resized, "argmax": argmax}
     return Adapted(fitted, [_possible(suite, fewest) for suite in suites], notes, facts)
 
