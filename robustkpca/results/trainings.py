@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -75,11 +75,17 @@ def _together(models: list[ModelRecord]) -> ModelRecord:
     if len(models) == 1:
         return first
     sources = sorted(model.source for model in models)
-    start = os.path.commonprefix(sources)
-    end = os.path.commonprefix([source[len(start) :][::-1] for source in sources])[::-1]
+    start = _beginning(sources)
+    end = _beginning([source[len(start) :][::-1] for source in sources])[::-1]
     weights = hashlib.sha256("".join(sorted(str(model.weights) for model in models)).encode()).hexdigest()
     base = {"given_name": first.group} if first.group else {}
     return first.model_copy(update={"source": f"{start}*{end}", "weights": weights, **base})
+
+
+def _beginning(texts: list[str]) -> str:
+    """What all of them begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in alike)
 
 
 def trained_as(model: ModelRecord) -> bool:

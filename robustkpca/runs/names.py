@@ -92,7 +92,7 @@ def across(requests: Sequence[Request]) -> list[dict[str, str]]:
 
 
 def base_name(model: ModelRecord, *, long: bool = False) -> str:
-    """A model's name before anything is added to tell it apart; `long`: a title of settings with all of RPC-Attention."""
+    """A model's name before anything is added to tell it apart; `long`: a title of settings with all RPC settings."""
     base, settings = model.given_name or model.title or model.label, model.vision
     if settings is not None and not model.given_name:
         titles = (settings.title, settings.long_title)
