@@ -29,9 +29,7 @@ class Origin:
     seed: int | None = None
 
 
-def overrides_of(
-    settings: ModelSettings, family: str, rpc: Mapping[str, Any], img_size: int | str
-) -> tuple[str, ...]:
+def overrides_of(settings: ModelSettings, family: str, rpc: Mapping[str, Any], img_size: int | str) -> tuple[str, ...]:
     """How settings contradict a file that says this family, these RPC settings (as the file has them; None or missing:
     not said) and this side in pixels."""
     said: list[tuple[str, Any, Any]] = [("family", settings.family, family)]
