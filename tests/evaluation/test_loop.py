@@ -11,13 +11,14 @@ from torch import nn
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.errors import DataError, RunError, SpecError
 from robustkpca.evaluation.loop import Resources, carry_out, evaluate
-from robustkpca.evaluation.plan import Plan, unique_labels
+from robustkpca.evaluation.plan import Plan, labels_of
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.settings import RPCSettings
 from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId, Cell
 from robustkpca.suites.suite import Suite, load_suite
+from robustkpca.tasks.classification.task import CLASSIFICATION
 from tests.helpers.attacks import Shift, register, suite_of
 from tests.helpers.oracles import GREY, Linear, classifier_of, linear_accuracy, tiny
 
@@ -332,9 +333,9 @@ def test_what_can_be_found_before_the_first_batch(noise_samples, tmp_path):
 def test_models_of_one_name_are_told_apart():
     a, b = tiny(), tiny(seed=1)
     a.source, b.source = "runs/a.pth", "runs/b.pth"
-    assert unique_labels([a, b]) == [f"{a.title} [a]", f"{a.title} [b]"]
+    assert labels_of([a, b], CLASSIFICATION) == [f"{a.title} [a]", f"{a.title} [b]"]
     b.source = "other/a.pth"
-    assert len(set(unique_labels([a, b]))) == 2
+    assert labels_of([a, b], CLASSIFICATION) == [f"{a.title} [runs/a]", f"{a.title} [other/a]"]
 
 
 def test_run_json_is_strict_and_names_everything(noise_samples, tmp_path):

@@ -9,6 +9,7 @@ from robustkpca.evaluation.loop import evaluate
 from robustkpca.models import checkpoints
 from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.classifier import Classifier
+from robustkpca.models.origin import Origin
 from robustkpca.models.settings import RPCSettings
 from robustkpca.report import plots, report, run_tables, summary
 from robustkpca.results import accuracy, trainings
@@ -27,8 +28,15 @@ def trained(family="symvit", number=3, rpc=None):
         pre = model.settings.preprocessing.model_copy(update={"mean": (0.3 + 0.001 * i,)})
         model = Classifier(model.network, model.settings.model_copy(update={"preprocessing": pre}))
         model.source = f"{family}-{i}.pth"
+        model.origin = Origin(recipe="made here", seed=i)
         found.append(model)
     return found
+
+
+def training(seed, **recipe):
+    """What `robustkpca train` records in a file."""
+    data = {"name": "digits", "hash": f"of seed {seed}"}
+    return {"recipe": {"epochs": 1, **recipe}, "seed": seed, "n": 5, "holdout": 0, "start": None, "data": data}
 
 
 def two_attacks() -> Suite:
@@ -50,7 +58,7 @@ def test_the_layers_of_trainings_may_be_written_in_two_ways(noise_samples, tmp_p
     models = [*trained("rpc-symvit", 1, RPCSettings(iterations=1, lam=1.0, layers="first"))]
     models += trained("rpc-symvit", 2, RPCSettings(iterations=1, lam=1.0, layers=(1,)))[1:]
     run = evaluate(models, noise_samples.take(np.arange(5)), [], tmp_path / "run")
-    assert trainings.groups(run) == {"RPC-SymViT-w16d2h2 (1iter/layer1, lambda 1)": list(run.models)}
+    assert trainings.groups(run) == {"RPC-SymViT-w16d2h2 (1iter/layer1)": list(run.models)}
     assert len(run.models) == 2
 
 
@@ -105,12 +113,12 @@ def test_other_iterations_than_in_training_are_kept_apart(noise_samples, tmp_pat
     for seed, n in enumerate((2, 2, 3, 3)):
         path = tmp_path / f"{seed}.safetensors"
         settings = tiny_settings("rpc-symvit", RPCSettings(iterations=n, lam=1.0))
-        checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, {})
+        checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, training(seed))
         models.append(load_classifier(checkpoint=path, iterations=4))
     run = evaluate(models, noise_samples, [], tmp_path / "run")
     assert set(trainings.compare_seeds(run)["model"]) == {list(trainings.groups(run))[1]}
-    name = "RPC-SymViT-w16d2h2 (4iter/layer1, lambda 1), trained as"
-    assert list(trainings.groups(run)) == [f"{name} 2iter/layer1, lambda 1", f"{name} 3iter/layer1, lambda 1"]
+    name = "RPC-SymViT-w16d2h2 (4iter/layer1), iterations 4"
+    assert list(trainings.groups(run)) == [f"{name} (file: 2)", f"{name} (file: 3)"]
 
 
 def test_the_same_trainings_run_in_two_ways_are_paired(noise_samples, tmp_path):
@@ -120,7 +128,7 @@ def test_the_same_trainings_run_in_two_ways_are_paired(noise_samples, tmp_path):
         for seed in range(3):
             path = tmp_path / f"{seed}.safetensors"
             settings = tiny_settings("rpc-symvit", RPCSettings(iterations=2, lam=4.0))
-            checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, {})
+            checkpoints.save(path, tiny(seed=seed).network.state_dict(), settings, training(seed))
             models.append(load_classifier(checkpoint=path, iterations=n))
     run = evaluate([*models, *trained()], noise_samples, [], tmp_path / "run")
     found = trainings.compare_seeds(run)
@@ -141,6 +149,10 @@ def test_the_same_trainings_run_in_two_ways_are_paired(noise_samples, tmp_path):
         2 * scipy_stats.t.sf(abs(difference.mean()) / np.sqrt(sum(parts)), freedom)
     )
     assert run_tables.views(run)[1].cells.index.name == f"minus {two}"
+    assert (four, two) == (
+        "RPC-SymViT-w16d2h2 (4iter/layer1), iterations 4 (file: 2)",
+        "RPC-SymViT-w16d2h2 (2iter/layer1)",
+    )
 
 
 def test_the_comparison_rests_on_all_trainings(run):
@@ -237,6 +249,8 @@ def test_a_report_of_seeds_shows_models_not_checkpoints(run, tmp_path):
     assert list(attack.cells.index) == models
     assert list(worst.cells.columns) == list(corruption.cells.columns) == list(broke.cells.columns) == models
     assert "mean over trainings (3), with" in attack.notes[0]
+    for view in (attack, worst, corruption):
+        assert "SymViT-w16d2h2 is the mean of SymViT-w16d2h2 [symvit-0], SymViT-w16d2h2 [symvit-1]," in view.notes[0]
     broken = accuracy.breakers(run)
     total = broken[(broken["attack"] == "two/one") & broken["model"].str.startswith("SymViT")]["broken"].sum()
     assert broke.cells.loc["one eps 8/255", models[0]].startswith(f"{total} (")
