@@ -36,6 +36,8 @@ def render(table: Table, form: str, **options: bool) -> str:
     if form not in _BOLD:
         raise SpecError(unknown("format", form, FORMATS))
     cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
+    if form == "csv" and table.n is not None:  # it has no notes that would say so
+        cells.insert(0, "n", str(table.n))
     text = {"markdown": _markdown, "latex": _latex, "html": _html, "csv": _csv}[form](
         table.title, cells, notes(table, **options)
     )

@@ -18,7 +18,8 @@ from robustkpca.report.provenance import receipt_lines
 from robustkpca.results import imagenet_c, imagenet_o
 from robustkpca.results.accuracy import results_of
 from robustkpca.results.columns import MEAN
-from robustkpca.runs.request import differences
+from robustkpca.runs.names import across
+from robustkpca.runs.request import ModelRecord, differences
 from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import holm
 from robustkpca.suites.cell import CLEAN_CELL, OUT_OF_DISTRIBUTION, RELEASED, Cell
@@ -33,6 +34,7 @@ PUBLISHED: dict[str, tuple[str, int]] = {
     "imagenet-c": ("imagenet-c", 50_000 * 75),
     "imagenet-o": ("imagenet-o", 12_000),
 }
+PAPERS_LAMBDA = 4.0  # of all its models (arXiv 2406.13762 and its code)
 Key = tuple[str, str, str]  # dataset, attack, metric, as reference/paper_tables.csv has them
 
 
@@ -46,9 +48,20 @@ class Column:
     key: Key | None = None
     decimals: int = 2
 
+    def title(self, *differences: str) -> str:
+        """The head with what tells it apart, and whether higher or lower is better."""
+        return f"{', '.join([self.head, *differences])} {'↑' if self.higher else '↓'}"
+
     @property
-    def title(self) -> str:
-        return f"{self.head} {'↑' if self.higher else '↓'}"
+    def facts(self) -> dict[str, Any]:
+        """What it rests on, by its words in heads; empty where that is no data."""
+        basis: dict[str, Any] = json.loads(self.basis) if self.basis.startswith("{") else {}
+        data = basis.get("data")
+        if data is None:
+            return {}
+        place = "" if self.head.startswith(data["name"]) else data["name"]
+        samples = f"ids {data['ids'][:8]}, {data['content_covers']} {data['content'][:8]}"
+        return {"n": data["n"], "data": place, "seed": basis["seed"], "samples": samples, "device": basis["device"]}
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,24 @@ class Table:
     title: str
     entries: dict[tuple[str, Column], Entry] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    paper_names: dict[str, str] = field(default_factory=dict)  # what the paper calls a row, where it has such a model
+    rows: dict[Run, dict[str, str]] = field(default_factory=dict)  # for each run, by a model's label, its row
+
+    @classmethod
+    def of(cls, title: str, runs: Sequence[Run]) -> Table:
+        """An empty table whose rows are the models of these runs: those of two runs share a row where nothing that
+        decides their numbers tells them apart (`robustkpca.runs.names.across`)."""
+        table = cls(title)
+        strangers: set[str] = set()
+        for run, rows in zip(runs, across([run.request for run in runs]), strict=True):
+            table.rows[run] = rows
+            for model in run.request.models:
+                name, theirs = rows[model.label], paper_name(model)
+                if theirs is None or table.paper_names.setdefault(name, theirs) != theirs:
+                    strangers.add(name)
+        for name in strangers:
+            table.paper_names.pop(name, None)
+        return table
 
     @property
     def models(self) -> list[str]:
@@ -80,18 +111,46 @@ class Table:
 
     @property
     def heads(self) -> dict[Column, str]:
-        """Titles, told apart by a number where two columns have one head but not one basis."""
+        """Titles. Where numbers of samples, data or seeds differ within the table, every column says its own; where
+        that does not tell two of one head apart, other samples, the device, and last a number, which a note explains.
+        """
         columns = self.columns
-        heads = {}
-        for column in columns:
-            same = [c for c in columns if c.head == column.head]
-            heads[column] = column.title if len(same) == 1 else f"{column.title} [{same.index(column) + 1}]"
-        return heads
+        facts = {column: column.facts for column in columns}
+        told: dict[Column, list[str]] = {column: [] for column in columns}
+
+        def tell(name: str, text: str) -> None:
+            if len({f[name] for f in facts.values() if f}) > 1:
+                for column, f in facts.items():
+                    told[column] += [text.format(f[name])] if f and f[name] != "" else []
+
+        tell("n", "n = {}")
+        tell("data", "{}")
+        tell("seed", "seed {}")
+        samples = {(f["n"], f["data"], f["seed"], f["samples"]) for f in facts.values() if f}
+        if len({(n, data, seed) for n, data, seed, _ in samples}) < len(samples):
+            tell("samples", "{}")
+        if len({(c.title(*told[c])) for c in columns}) < len(columns):
+            tell("device", "{}")
+        titles = [column.title(*told[column]) for column in columns]
+        return {
+            column: title if titles.count(title) == 1 else f"{title} [{titles[:i].count(title) + 1}]"
+            for i, (column, title) in enumerate(zip(columns, titles, strict=True))
+        }
+
+    @property
+    def n(self) -> int | None:
+        """The number of samples of every column; None where they differ or there are none."""
+        numbers = {column.facts["n"] for column in self.columns if column.facts}
+        return numbers.pop() if len(numbers) == 1 else None
 
     def add(self, model: str, column: Column, entry: Entry) -> None:
         if (model, column) in self.entries:
             raise SpecError(f"two runs hold {model}, {column.head}; a cell has one result, leave one of the runs out")
         self.entries[model, column] = entry
+
+    def put(self, run: Run, label: str, column: Column, entry: Entry) -> None:
+        """Add a cell of the model that a run calls `label`."""
+        self.add(self.rows[run][label], column, entry)
 
     def values(self) -> pd.DataFrame:
         """The results as numbers, NaN where there is none."""
@@ -137,8 +196,8 @@ class Table:
 
     def published(self) -> dict[tuple[str, Column], float]:
         """The paper's results for cells of this table, where there are any."""
-        results = paper_figures()
-        values = {(m, c): results.get((c.key, paper_name(m))) for m, c in self.entries if c.key}
+        results, names = paper_figures(), self.paper_names
+        values = {(m, c): results.get((c.key, names[m])) for m, c in self.entries if c.key and m in names}
         return {cell: value for cell, value in values.items() if value is not None}
 
     def _best(self, column: Column) -> str | None:
@@ -171,9 +230,13 @@ class Table:
         return list(dict.fromkeys(e.score for e in self.entries.values() if e.score is not None))
 
 
-def paper_name(label: str) -> str:
-    """`RPC-SymViT-tiny (4iter/layer1)` as the reference file writes it."""
-    return label.replace("(", "").replace(")", "")
+def paper_name(model: ModelRecord) -> str | None:
+    """The paper's name of a model, `RPC-SymViT-tiny 4iter/layer1`, whatever its user calls it; None for one that runs
+    with other settings than its file says, or with another lambda than the paper's."""
+    settings = model.vision
+    if settings is None or model.overridden or (settings.rpc is not None and settings.rpc.lam != PAPERS_LAMBDA):
+        return None
+    return settings.title.replace("(", "").replace(")", "")
 
 
 def paper_figures() -> dict[tuple[Key, str], float]:
@@ -186,9 +249,10 @@ def paper_figures() -> dict[tuple[Key, str], float]:
 
 
 def _facts(run: Run, suite: Suite | None = None) -> dict[str, object]:
-    """What decides the numbers of a column, but not the model."""
+    """What decides the numbers of a column, but not the model, whose precision is its own."""
     request = run.request
-    facts: dict[str, object] = {name: getattr(request, name) for name in ("seed", "dtype", "device", "software")}
+    facts: dict[str, object] = {name: getattr(request, name) for name in ("task", "task_version", "seed", "device")}
+    facts["software"] = request.software
     facts["data"] = request.data.model_dump(mode="json", exclude={"conditions"})
     if suite is not None:
         facts["suite"] = suite.model_dump(mode="json")
@@ -198,7 +262,7 @@ def _facts(run: Run, suite: Suite | None = None) -> dict[str, object]:
 
 
 def _basis(run: Run, suite: Suite | None = None) -> str:
-    """The facts of a column as text: data, argmax, seed, precision, device, versions, threat model and parameters."""
+    """The facts of a column as text: data, argmax, seed, device, versions, threat model and parameters."""
     return json.dumps(_facts(run, suite), sort_keys=True)
 
 
@@ -250,7 +314,7 @@ def _measures(run: Run) -> dict[str, tuple[str, Callable[[Run, str, Cell], Entry
 def attacks(runs: Sequence[Run]) -> Table:
     """The score (of classification top-1 and top-5) under each attack at its highest budget,
     as the paper's table of attacked ImageNet-1K."""
-    table = Table(f"{_title(runs)} under attack, highest perturbation{_unit(runs)}")
+    table = Table.of(f"{_title(runs)} under attack, highest perturbation{_unit(runs)}", runs)
     for run in runs:
         for suite in run.suites:
             if suite.combination == "mean":
@@ -261,26 +325,39 @@ def attacks(runs: Sequence[Run]) -> Table:
                     key = _key(run, spec.name, metric, suite)
                     where = Column(f"{cell} {word}", run.task.score.higher_is_better, _basis(run, suite), key)
                     for model in run.models:
-                        table.add(model, where, entry(run, model, cell))
+                        table.put(run, model, where, entry(run, model, cell))
     return _with_notes(table, runs)
 
 
 def budgets(runs: Sequence[Run]) -> Table:
     """The score (of classification top-1) at every budget of every attack, after the clean one."""
     top1 = ", top-1" if all(run.task.name == "classification" for run in runs) else ""
-    table = Table(f"{_title(runs)} over perturbation budgets{top1}{_unit(runs)}")
+    table = Table.of(f"{_title(runs)} over perturbation budgets{top1}{_unit(runs)}", runs)
     for run in runs:
         higher = run.task.score.higher_is_better
         clean = Column("clean", higher, _basis(run))
         for model in run.models:
-            if (model, clean) not in table.entries:
-                table.add(model, clean, _entry(run, model, CLEAN_CELL))
+            _add_clean(table, run, model, clean)
         for suite in run.suites:
             for cell in suite.cells if suite.combination != "mean" else ():
                 where = Column(str(cell), higher, _basis(run, suite))
                 for model in run.models:
-                    table.add(model, where, _entry(run, model, cell))
+                    table.put(run, model, where, _entry(run, model, cell))
     return _with_notes(table, runs)
+
+
+def _add_clean(table: Table, run: Run, label: str, column: Column) -> None:
+    """The clean result, which runs that attack one model in several ways all have. Raises SpecError where two of them
+    are complete and not the same: weights and settings do not say all that decided them."""
+    entry, model = _entry(run, label, CLEAN_CELL), table.rows[run][label]
+    known = table.entries.setdefault((model, column), entry)
+    if known.value is None:
+        table.entries[model, column] = entry
+    elif entry.value is not None and known.value != entry.value:
+        raise SpecError(
+            f"two runs with one request disagree on {model}, {column.head}: {known.value:g} and {entry.value:g}; "
+            "leave one of the runs out"
+        )
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -296,7 +373,7 @@ def _unit(runs: Sequence[Run]) -> str:
 def corruptions(runs: Sequence[Run]) -> Table:
     """Error per corruption (mean over severities), their mean, and mCE. Generated corruptions have no CE: they are not
     the released ones."""
-    table = Table("Corruption error, top-1 (%)")
+    table = Table.of("Corruption error, top-1 (%)", runs)
     for run in runs:
         if _is_released(run):
             _released(table, run)
@@ -317,11 +394,11 @@ def _number(value: Any) -> float | None:
 def _released(table: Table, run: Run) -> None:
     for row in imagenet_c.corruption_table(run).itertuples():
         column = Column(str(row.corruption), False, _basis(run))
-        table.add(str(row.model), column, Entry(_number(row.mean_error), str(row.status)))
+        table.put(run, str(row.model), column, Entry(_number(row.mean_error), str(row.status)))
     for row in imagenet_c.released_means(run).itertuples():
         model, mean, mce = str(row.Index), _number(row.mean_error), _number(row.mce)
-        table.add(model, Column("mean error", False, _basis(run)), Entry(mean, "not available"))
-        table.add(model, Column("mCE", False, _basis(run), _key(run, "none", "mce")), Entry(mce, "not available"))
+        table.put(run, model, Column("mean error", False, _basis(run)), Entry(mean, "not available"))
+        table.put(run, model, Column("mCE", False, _basis(run), _key(run, "none", "mce")), Entry(mce, "not available"))
 
 
 def _generated(table: Table, run: Run, suite: Suite) -> None:
@@ -330,12 +407,12 @@ def _generated(table: Table, run: Run, suite: Suite) -> None:
         column = Column(f"{name} (generated)", False, _basis(run, suite))
         accuracy = _number(row.value)
         status = str(row.status).partition(" (")[0]
-        table.add(str(row.model), column, Entry(None if accuracy is None else 100 - 100 * accuracy, status))
+        table.put(run, str(row.model), column, Entry(None if accuracy is None else 100 - 100 * accuracy, status))
 
 
 def robustness(runs: Sequence[Run]) -> Table:
     """The paper's main table: clean, ImageNet-R, -A, -C and -O, one run for each data set."""
-    table = Table("Robustness (%)")
+    table = Table.of("Robustness (%)", runs)
     for run in runs:
         if OUT_OF_DISTRIBUTION in run.conditions:
             _robust_o(table, run)
@@ -346,7 +423,7 @@ def robustness(runs: Sequence[Run]) -> Table:
                 key, higher = _key(run, "none", metric), run.task.score.higher_is_better
                 column = Column(f"{run.request.data.name} {word}", higher, _basis(run), key)
                 for model in run.models:
-                    table.add(model, column, entry(run, model, CLEAN_CELL))
+                    table.put(run, model, column, entry(run, model, CLEAN_CELL))
     return _with_notes(table, runs)
 
 
@@ -354,7 +431,7 @@ def _robust_o(table: Table, run: Run) -> None:
     column = Column(f"{run.request.data.name} AUPR", True, _basis(run), _key(run, "none", "aupr"))
     for row in imagenet_o.detection_table(run).itertuples():
         value = _number(row.aupr)
-        table.add(str(row.model), column, Entry(None if value is None else 100 * value, str(row.status)))
+        table.put(run, str(row.model), column, Entry(None if value is None else 100 * value, str(row.status)))
 
 
 def _robust_c(table: Table, run: Run) -> None:
@@ -362,14 +439,14 @@ def _robust_c(table: Table, run: Run) -> None:
     mce = Column("imagenet-c mCE", False, _basis(run), _key(run, "none", "mce"))
     for row in imagenet_c.released_means(run).itertuples():
         error = _number(row.mean_error)
-        table.add(str(row.Index), top1, Entry(None if error is None else 100 - error, "not available"))
-        table.add(str(row.Index), mce, Entry(_number(row.mce), "not available"))
+        table.put(run, str(row.Index), top1, Entry(None if error is None else 100 - error, "not available"))
+        table.put(run, str(row.Index), mce, Entry(_number(row.mce), "not available"))
 
 
 def runtime(runs: Sequence[Run]) -> Table:
     """Parameters, and wall milliseconds a sample and budget, clean and under each attack, on the machine and batch size
     of the run."""
-    table = Table("Runtime")
+    table = Table.of("Runtime", runs)
     for run in runs:
         request, environment = run.request, run.manifest.environment
         facts = {"environment": environment, "batch": request.batch_size, "device": request.device}
@@ -377,12 +454,13 @@ def runtime(runs: Sequence[Run]) -> Table:
         for model in request.models:
             if model.parameters:
                 count = Column("parameters (million)", False, "", decimals=3)
-                if (model.label, count) not in table.entries:
-                    table.add(model.label, count, Entry(model.parameters / 1e6))
+                table.entries.setdefault((table.rows[run][model.label], count), Entry(model.parameters / 1e6))
             for attack in dict.fromkeys(str(cell.attack) for cell in run.cells):
                 seconds, samples = run.summary.times.get((model.label, attack), (0.0, 0))
                 column = Column(f"{attack} ms/{run.task.sample_word}", False, place)
-                table.add(model.label, column, Entry(1000 * seconds / samples if samples else None, "not measured"))
+                table.put(
+                    run, model.label, column, Entry(1000 * seconds / samples if samples else None, "not measured")
+                )
         cuda = environment.get("cuda") if request.device == "cuda" else None
         table.notes.append(
             f"Wall time on {cuda or environment['platform']}, {environment['threads']} threads, batch size "
@@ -399,7 +477,8 @@ def _with_notes(table: Table, runs: Sequence[Run]) -> Table:
         table.notes += [f"{suite.name}: {suite.describe()}." for suite in run.suites]
     firsts: dict[str, Column] = {}
     for column, head in table.heads.items():
-        first = firsts.setdefault(column.title, column)
+        title, _, number = head.rpartition(" [")
+        first = firsts.setdefault(title, column) if number.rstrip("]").isdigit() else column
         if column is not first and column.basis and first.basis:
             other = differences(json.loads(column.basis), json.loads(first.basis))
             table.notes.append(f"{head} is not the column [1] of that name: {'; '.join(other[:3])}.")
