@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from robustkpca.config import Frozen, read_toml
 from robustkpca.diagnosis.findings import findings
 from robustkpca.errors import SpecError
+from robustkpca.runs.names import names
+from robustkpca.runs.request import ModelRecord, differences
 from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import holm
 from robustkpca.suites.budget import eps_text, parse_eps
@@ -201,13 +203,12 @@ def _name(attack: object, budget: object) -> str:
 def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], list[str]]:
     """Which model stands against which, why the runs may not be compared, and what differs harmlessly."""
     reasons, notes = _differences(run, baseline)
-    if len(run.models) == len(baseline.models) == 1:
-        pairs = {baseline.models[0]: run.models[0]}
-        if run.models != baseline.models:
-            notes.append(f"{run.models[0]} is compared with {baseline.models[0]}")
-    else:
-        pairs = {model: model for model in baseline.models}
-        reasons += [f"model {m} was not run; run were {', '.join(run.models)}" for m in pairs if m not in run.models]
+    pairs, alone, noted = _same_models(run, baseline)
+    reasons, notes = reasons + alone, notes + noted
+    for before, now in pairs.items():
+        here, there = (r.request.model(label).dtype or r.request.dtype for r, label in ((run, now), (baseline, before)))
+        if here != there and run.request.dtype == baseline.request.dtype:
+            reasons.append(f"other precision of {now}: {here} here, {there} in the baseline")
     if reasons:
         return {}, reasons, notes
     reasons += [f"in the baseline: {fault}" for fault in faults(baseline, pairs.keys(), baseline.cells)]
@@ -220,6 +221,47 @@ def _comparable(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], lis
                 if not _same(left, right, columns):
                     reasons.append(f"other samples or labels in {other}, {cell}")
     return pairs, reasons, notes
+
+
+def _same_models(run: Run, baseline: Run) -> tuple[dict[str, str], list[str], list[str]]:
+    """(pairs, reasons, notes): for each model of the baseline, by its label, that of the run; why one has none; what is
+    worth a look. Models are the same by their names, which paths tell apart and the order of files does not
+    (`robustkpca.runs.names`), else by their weights and settings. One model each need not have one name."""
+    ours, theirs = ({model.label: model for model in r.request.models} for r in (run, baseline))
+    if len(ours) == len(theirs) == 1:
+        pairs = dict(zip(theirs, ours, strict=True))
+        notes = [f"{now} is compared with {before}" for before, now in pairs.items() if before != now]
+        return pairs, [], notes + _otherwise(ours, theirs, pairs)
+    named = dict(zip(names(list(ours.values())), ours, strict=True))
+    pairs = {
+        label: named[name] for label, name in zip(theirs, names(list(theirs.values())), strict=True) if name in named
+    }
+    reasons, notes = [], []
+    for label, model in theirs.items():
+        if label in pairs:
+            continue
+        alike = [
+            o.label for o in ours.values() if o.usable and (o.weights, o.settings) == (model.weights, model.settings)
+        ]
+        free = [other for other in alike if other not in pairs.values()]
+        if len(free) == 1:
+            pairs[label] = free[0]
+            notes.append(f"{free[0]} is compared with {label}, which has its weights")
+        elif free:
+            reasons.append(f"model {label} may be any of {', '.join(free)}, which all have its weights")
+        else:
+            reasons.append(f"model {label} was not run; run were {', '.join(ours)}")
+    return pairs, reasons, notes + _otherwise(ours, theirs, pairs)
+
+
+def _otherwise(ours: Mapping[str, ModelRecord], theirs: Mapping[str, ModelRecord], pairs: dict[str, str]) -> list[str]:
+    """Where the settings of a model differ from those it had in the baseline, as notes."""
+    notes = []
+    for before, now in pairs.items():
+        plain = [m.model_dump(mode="json", by_alias=True)["settings"] for m in (ours[now], theirs[before])]
+        if lines := differences(*plain):
+            notes.append(f"other settings of {now}: {'; '.join(lines[:3])}")
+    return notes
 
 
 def _same(left: pd.DataFrame, right: pd.DataFrame, columns: Sequence[str]) -> bool:
@@ -238,10 +280,14 @@ def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
         ("task", ours.task, theirs.task),
         ("seed", ours.seed, theirs.seed),
         ("precision", ours.dtype, theirs.dtype),
+        ("choice of answers", ours.data.argmax, theirs.data.argmax),
+        ("way of resizing", ours.data.resized, theirs.data.resized),
         ("number of samples", ours.data.n, theirs.data.n),
         ("sample ids", ours.data.ids, theirs.data.ids),
         ("image data", ours.data.content, theirs.data.content),
     ]
+    if any(attack.method in theirs.batch_decides for suite in baseline.suites for attack in suite.attack):
+        wanted.append(("batch size, which decides results", ours.batch_size, theirs.batch_size))
     reasons += [f"other {what}: {here} here, {there} in the baseline" for what, here, there in wanted if here != there]
     if OUT_OF_DISTRIBUTION in baseline.conditions:
         reasons.append("ImageNet-O runs have no accuracy to compare; use `table --layout robustness`")
