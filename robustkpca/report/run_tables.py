@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from robustkpca.results import imagenet_c, imagenet_o, trainings
+from robustkpca.results import comparison, imagenet_c, imagenet_o, trainings
 from robustkpca.results.accuracy import VALUE, breakers, results_of
 from robustkpca.results.columns import MEAN, WORST, Column, compared_columns, headline_columns
-from robustkpca.results.comparison import compare
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, OUT_OF_DISTRIBUTION, AttackId
 from robustkpca.suites.suite import Suite
@@ -46,8 +45,8 @@ def views(run: Run, *, compared: bool = True) -> list[View]:
     if not run.suites:
         tables.append(_clean_view(run, long))
     if several:
-        comparison = (_training_runs_view(run) or _comparison_view(run)) if compared else None
-        tables += [comparison, _checkpoints_view(run)]
+        between = (_training_runs_view(run) or _comparison_view(run)) if compared else None
+        tables += [between, _checkpoints_view(run)]
     elif len(run.models) > 1 and compared:
         tables.append(_comparison_view(run))
     return [view for view in tables if view is not None]
@@ -155,7 +154,7 @@ def _breakers_view(run: Run, suite: Suite) -> View | None:
 
 def _training_runs_view(run: Run) -> View | None:
     """Models as rows, what is compared as columns."""
-    frame = trainings.compare_seeds(run)
+    frame = trainings.compared_training_runs(run)
     if frame.empty:
         return None
     names = {column.texts: column_name(column, run) for column in headline_columns(run)}
@@ -272,7 +271,7 @@ def _detection_view(run: Run) -> View:
 
 def _comparison_view(run: Run) -> View:
     """Cells as rows, models as columns; a corruption suite is one row, its mean."""
-    frame, score, rest = compare(run), run.task.score, run.models[1:]
+    frame, score, rest = comparison.compared(run), run.task.score, run.models[1:]
     averaged = {suite.name: suite for suite in run.suites if suite.combination == "mean"}
     rows: dict[str, list[str]] = {}
     for column in compared_columns(run):

@@ -78,10 +78,10 @@ def _mean(run: Run, long: pd.DataFrame, suite: Suite) -> list[str]:
 def _verdicts(run: Run) -> list[str]:
     """Each model against the first, over all cells of the comparison."""
     score, word = run.task.score, run.task.sample_word
-    frame, how = trainings.compare_seeds(run), "over trainings"
+    frame, how = trainings.compared_training_runs(run), "over trainings"
     test = f"t tests, in which trainings and {word}s count as drawn"
     if frame.empty:
-        frame, how, test = comparison.compare(run), f"{word} by {word}", f"{score.test_name}s"
+        frame, how, test = comparison.compared(run), f"{word} by {word}", f"{score.test_name}s"
     lines: list[str] = []
     alike: dict[str, list[str]] = {}
     for model, rows in frame.groupby("model", sort=False):

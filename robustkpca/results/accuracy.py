@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
-from robustkpca.results.columns import Column, columns_of
+from robustkpca.results.columns import Column, columns_of, spelt_out
 from robustkpca.runs.run import CellStatus, Run
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, Cell
 from robustkpca.tasks.score import Score
@@ -68,7 +68,7 @@ class Results:
 
     @cached_property
     def broken(self) -> pd.DataFrame:
-        """See `worst_case`."""
+        """See `worst_case`; broken_by is empty when right."""
         frames = []
         for model in self.run.models:
             for suite in self.run.suites:
@@ -110,20 +110,22 @@ def accuracy_table(run: Run) -> pd.DataFrame:
     accuracy, low, high (95 % Wilson interval), top5, success_rate (of the samples that were right when clean, the share
     wrong now). Shares in [0, 1], empty (NA) unless the cell is complete: n then is the whole set. A suite of several
     attacks adds its worst case: a sample counts as right when it is right under every attack. For another task than
-    classification the score's own name and columns stand in place of accuracy.
+    classification the score's own name and columns stand in place of accuracy. Suite and budget of what was not
+    perturbed are words, too (`clean` for clean samples), so that the table comes back whole from a CSV file.
     """
     results = results_of(run)
-    return results.table.rename(columns={VALUE: results.score.name})
+    return spelt_out(results.table.rename(columns={VALUE: results.score.name}))
 
 
 def worst_case(run: Run) -> pd.DataFrame:
     """For suites of several attacks: whether each sample is right under all of them, and which attacks broke it.
 
-    Columns: model, suite, budget, sample, correct, broken_by: "" when right, "clean" when wrong without an attack, else
-    the attacks that broke it, joined by commas, in the suite's order (in a cascade the first alone, as the others did
-    not see it). Only what is complete.
+    Columns: model, suite, budget, sample, correct, broken_by: "nothing" when right, "clean" when wrong without an
+    attack, else the attacks that broke it, joined by commas, in the suite's order (in a cascade the first alone, as the
+    others did not see it). Only what is complete.
     """
-    return results_of(run).broken.copy()
+    broken = results_of(run).broken
+    return broken.assign(broken_by=broken["broken_by"].where(broken["broken_by"] != "", "nothing"))
 
 
 def breakers(run: Run) -> pd.DataFrame:

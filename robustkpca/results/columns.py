@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 from robustkpca.runs.run import Run
 from robustkpca.suites.budget import UNPERTURBED, Budget
 from robustkpca.suites.cell import CLEAN_CELL, IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, AttackId, Cell
@@ -67,3 +69,12 @@ def headline_columns(run: Run) -> list[Column]:
 
 def mean_column(suite: str, cells: Sequence[Cell]) -> Column:
     return Column(suite, AttackId(suite, MEAN), UNPERTURBED, tuple(cells), "mean")
+
+
+def spelt_out(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table with columns attack, budget and perhaps suite, as it is handed out: an empty text, which readers of CSV
+    take for a missing value, becomes a word. The suite of what belongs to none is its attack's first part, the budget
+    of what has none its last: `clean` of clean samples, `mean` of the mean over corruptions."""
+    parts = frame["attack"].astype(str).str.split("/")
+    words = {"suite": parts.str[0], "budget": parts.str[-1]}
+    return frame.assign(**{name: frame[name].where(frame[name] != "", words[name]) for name in words if name in frame})

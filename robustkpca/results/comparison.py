@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 
 from robustkpca.results.accuracy import results_of
-from robustkpca.results.columns import compared_columns
+from robustkpca.results.columns import compared_columns, spelt_out
 from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import holm
 
@@ -20,8 +20,14 @@ def compare(run: Run, baseline: str | None = None) -> pd.DataFrame:
     Columns: model, baseline, suite, attack, budget, n, difference (model minus baseline, in the score's unit: a share
     for an accuracy), low, high (its 95 % interval, of accuracies Bonett and Price's), gained, lost (of accuracies),
     p_value (of accuracies exact McNemar, two-sided), p_holm (Holm-adjusted over this table). Of a suite of several
-    attacks the worst case is compared, not its parts. Cells that are not complete for both are left out.
+    attacks the worst case is compared, not its parts. Cells that are not complete for both are left out. Suite and
+    budget are words as in `accuracy_table`.
     """
+    return spelt_out(compared(run, baseline))
+
+
+def compared(run: Run, baseline: str | None = None) -> pd.DataFrame:
+    """`compare`, with suite and budget as columns have them: empty for clean samples."""
     baseline = baseline or run.models[0]
     made = _made.setdefault(run, {})
     if baseline not in made:

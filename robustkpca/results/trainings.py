@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from robustkpca.results.accuracy import VALUE, Results, results_of
-from robustkpca.results.columns import Column, columns_of, headline_columns
+from robustkpca.results.columns import Column, columns_of, headline_columns, spelt_out
 from robustkpca.runs.names import base_name, names
 from robustkpca.runs.request import ModelRecord
 from robustkpca.runs.run import Run
@@ -116,7 +116,7 @@ def over_seeds(run: Run) -> pd.DataFrame:
     `statistics.training_runs.over_seeds`; of one training run the score's own), top5 (mean), least, most. Empty (NA)
     unless the cell is complete for every training run.
     """
-    return _over_training_runs(run).rename(columns={VALUE: run.task.score.name})
+    return spelt_out(_over_training_runs(run).rename(columns={VALUE: run.task.score.name}))
 
 
 def _over_training_runs(run: Run) -> pd.DataFrame:
@@ -154,8 +154,14 @@ def compare_seeds(run: Run) -> pd.DataFrame:
     Columns: model, baseline, suite, attack, budget, n, difference (mean over training runs, model minus baseline), low,
     high, p_value (`statistics.training_runs.SeedDifference`), p_holm (Holm-adjusted over this table). Of a suite of
     several attacks the worst case is compared, of a suite of corruptions the mean over all of them. Cells that are not
-    complete are left out. Empty where fewer than two models have several training runs.
+    complete are left out. Empty where fewer than two models have several training runs. Suite and budget are words as
+    in `accuracy_table`.
     """
+    return spelt_out(compared_training_runs(run))
+
+
+def compared_training_runs(run: Run) -> pd.DataFrame:
+    """`compare_seeds`, with suite and budget as columns have them: empty for clean samples and means."""
     results = results_of(run)
     several = {title: labels for title, labels in groups(run).items() if len(labels) > 1}
     records: list[dict[str, Any]] = []

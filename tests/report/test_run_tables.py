@@ -64,7 +64,7 @@ def test_what_broke_each_sample(linear, linear_samples, tmp_path):
     found = accuracy.worst_case(run).set_index("sample")["broken_by"]
     assert found.to_dict() == {
         **{f"s{i}": "two/one" for i in range(5)},
-        **{f"s{i}": "" for i in range(5, 10)},
+        **{f"s{i}": "nothing" for i in range(5, 10)},
         "s10": CLEAN,
         "s11": CLEAN,
     }

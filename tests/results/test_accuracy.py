@@ -7,14 +7,15 @@ from torchattacks.attack import Attack
 
 from robustkpca import page
 from robustkpca.evaluation.loop import evaluate
+from robustkpca.models.origin import Origin
 from robustkpca.report import run_tables
-from robustkpca.results import accuracy, comparison
+from robustkpca.results import accuracy, comparison, trainings
 from robustkpca.runs.run import Run
 from robustkpca.statistics.proportions import wilson
 from robustkpca.suites.cell import CLEAN
 from robustkpca.suites.suite import Suite, load_suite
 from tests.helpers.attacks import register, suite_of
-from tests.helpers.oracles import classifier_of, linear_accuracy, tiny
+from tests.helpers.oracles import classifier_of, linear_accuracy, noise, tiny
 
 
 @pytest.fixture
@@ -23,13 +24,16 @@ def run(noise_samples, tmp_path):
     return evaluate([tiny(), tiny("vit")], noise_samples, suites, tmp_path / "run")
 
 
+def stored(row):
+    """Attack and budget as rows have them."""
+    return row.attack, "" if row.attack == CLEAN else row.budget
+
+
 def test_accuracy_is_recomputed_from_rows(run):
     long = accuracy.accuracy_table(run)
     assert len(long) == 2 * 4
     for row in long.itertuples():
-        part = run.rows[
-            (run.rows[["model", "perturbation", "budget"]] == [row.model, row.attack, row.budget]).all(axis=1)
-        ]
+        part = run.rows[(run.rows[["model", "perturbation", "budget"]] == [row.model, *stored(row)]).all(axis=1)]
         assert (row.n, row.correct) == (30, part["correct"].sum())
         assert row.accuracy == pytest.approx(part["correct"].mean())
         assert (row.low, row.high) == pytest.approx(wilson(int(row.correct), 30))
@@ -38,10 +42,10 @@ def test_accuracy_is_recomputed_from_rows(run):
 def test_success_rate_is_over_those_that_were_right(linear, linear_samples, tmp_path):
     run = evaluate([linear], linear_samples, [load_suite("fgsm").with_eps(["2/255", "4/255"])], tmp_path / "run")
     long = accuracy.accuracy_table(run).set_index(["attack", "budget"])
-    assert long.loc[(CLEAN, ""), "accuracy"] == 10 / 12
+    assert long.loc[(CLEAN, CLEAN), "accuracy"] == 10 / 12
     assert long.loc[("fgsm", "4/255"), "accuracy"] == linear_accuracy(4) == 5 / 12
     assert long.loc[("fgsm", "4/255"), "success_rate"] == 0.5
-    assert pd.isna(long.loc[(CLEAN, ""), "success_rate"])
+    assert pd.isna(long.loc[(CLEAN, CLEAN), "success_rate"])
 
 
 class TwoPixels(nn.Module):
@@ -103,7 +107,7 @@ def test_comparison_is_paired_and_adjusted(run):
         index=["perturbation", "budget", "sample"], columns="model", values="correct", aggfunc="first"
     )
     for row in frame.itertuples():
-        part = wide.loc[(row.attack, row.budget)]
+        part = wide.loc[stored(row)]
         assert row.gained == (part[b].astype(bool) & ~part[a].astype(bool)).sum()
         assert row.difference == pytest.approx(part[b].astype(float).mean() - part[a].astype(float).mean())
     assert (frame["p_holm"] >= frame["p_value"]).all()
@@ -146,3 +150,34 @@ def test_markdown_renders_to_the_same_cells():
 
     found = [escaping.unescape(text) for text in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", html)]
     assert found == ["model", "head", "vit|rpc", "a|b*c_d<e>`f`[g](h)\\i~j~#k{l}"]
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Two models of two trainings each, with attacks whose worst case counts and a mean over corruptions."""
+    models = [tiny(family, seed=i) for family in ("symvit", "vit") for i in range(2)]
+    for i, model in enumerate(models):
+        model.source, model.origin = f"runs/NA/{i}.pth", Origin(recipe="of the test", seed=i)
+    few = load_suite("corruptions").model_dump()
+    few["threat"] |= {"names": ["brightness"], "severities": [1, 5]}
+    attacks = [{"name": "one", "method": "FGSM"}, {"name": "other", "method": "UniformNoise"}]
+    suites = [suite_of(attacks, "two"), load_suite("fgsm").with_eps(["0", "8/255"]), Suite.parse(few, "suite")]
+    return evaluate(models, noise(), suites, tmp_path_factory.mktemp("several") / "run")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [accuracy.accuracy_table, accuracy.worst_case, comparison.compare, trainings.over_seeds, trainings.compare_seeds],
+)
+def test_tables_come_back_whole_from_csv(several, made, tmp_path):
+    """With pandas' defaults, and grouped by every column of words."""
+    table = made(several)
+    table.to_csv(tmp_path / "table.csv", index=False)
+    again = pd.read_csv(tmp_path / "table.csv")
+    words = [c for c in table.columns if c not in again.select_dtypes("number").columns and again[c].dtype != bool]
+    assert {"model", "suite", "budget"} <= set(words)
+    assert again[words].to_numpy().tolist() == table[words].to_numpy().tolist()
+    assert again.groupby(words).size().sum() == len(table)
+    if "attack" in words:
+        assert set(again[again["attack"] == CLEAN]["budget"]) == {CLEAN}
+        assert set(again[again["attack"] == "fgsm"]["budget"]) == {"0", "8/255"}

@@ -38,7 +38,7 @@ def test_scores_are_those_worked_out_by_hand(moved, tmp_path):
     assert table.columns.tolist() == ["model", "suite", "attack", "budget", "status", "n", "mae", "low", "high"]
     assert set(table["n"]) == {60}
     for model, bias in (("good", 0.01), ("poor", 0.2)):
-        assert values[model, "clean", ""] == pytest.approx(bias, abs=1e-6)
+        assert values[model, "clean", "clean"] == pytest.approx(bias, abs=1e-6)
         assert values[model, "moved/up", "0.25"] == pytest.approx(0.25 + bias, abs=1e-6)
         assert values[model, "moved/down", "0.25"] == pytest.approx(abs(0.25 - bias), abs=1e-6)
         assert values[model, "moved/worst case", "0.25"] == pytest.approx(0.25 + bias, abs=1e-6)
@@ -96,7 +96,7 @@ def test_two_processes_share_it(moved, tmp_path):
 
 def test_comparison_findings_and_check(moved, tmp_path):
     run = evaluate([good(), poor()], signals(), [moved], tmp_path / "run")
-    worse = compare(run).set_index(["attack", "budget"]).loc[("clean", "")]
+    worse = compare(run).set_index(["attack", "budget"]).loc[("clean", "clean")]
     assert worse["difference"] == pytest.approx(0.19, abs=1e-6)
     assert worse["p_holm"] < 0.05
     assert {f.rule for f in findings(run)} == {"rows", "eps-order"}
@@ -144,7 +144,7 @@ def test_the_command_line_takes_it_by_import_paths(moved, tmp_path):
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.splitlines()[1].startswith("good,0.01")
+    assert shown.stdout.splitlines()[1].startswith("good,60,0.01")
     checked = subprocess.run(
         [*command, "check", str(tmp_path / "run"), "--baseline", str(tmp_path / "run")],
         cwd=ROOT, capture_output=True, text=True,

@@ -1,0 +1,45 @@
+"""Requests that nobody ran, and runs with rows made up for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from robustkpca.models.settings import ALL_CLASSES
+from robustkpca.runs.records import Record
+from robustkpca.runs.request import DataRecord, ModelRecord, Request
+from robustkpca.runs.run import Run
+from robustkpca.suites.suite import Suite
+
+DATA = {"name": "noise", "n": 4, "ids": "i" * 16, "content": "c" * 16, "argmax": ALL_CLASSES, "resized": True}
+
+
+def request_of(models: Sequence[ModelRecord], suites: Sequence[Suite] = (), **fields: Any) -> Request:
+    """A request; `fields` are those of Request or of its data."""
+    data = DATA | {name: fields.pop(name) for name in list(fields) if name in DATA}
+    rest = {"seed": 0, "batch_size": 10, "dtype": "float32", "device": "cpu", "software": {"torch": "2"}} | fields
+    record = DataRecord(content_covers="ids and pixels", conditions=(("clean", "", data["n"]),), **data)
+    return Request(models=tuple(models), data=record, suites=tuple(suites), **rest)
+
+
+def run_of(request: Request, seed: int = 0) -> Run:
+    """A complete run with rows drawn with the seed."""
+    draws, frames = np.random.default_rng(seed), []
+    n = request.data.n
+    for model in request.labels:
+        for cell in request.cells:
+            label = np.arange(n) % 10
+            prediction = np.where(draws.random(n) < 0.6, label, (label + 1) % 10)
+            attack, budget = cell.texts
+            frames.append(
+                pd.DataFrame(
+                    {"model": model, "perturbation": attack, "budget": budget, "sample": [f"s{i}" for i in range(n)],
+                     "label": label, "clean_prediction": label, "prediction": prediction,
+                     "correct": prediction == label, "confidence": 0.5, "flags": "", "distance": 0.0}
+                )
+            )  # fmt: skip
+    records = [Record(model=model, health={"chance": 0.1}) for model in request.labels]
+    return Run.in_memory(request, pd.concat(frames, ignore_index=True), records)
