@@ -160,7 +160,10 @@ def test_one_checkpoint_under_several_iterations(place):
                 "folder:pictures", "--attack", "fgsm", "--eps", "1/255", "--out", "transfer", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = Run.open(place / "transfer")
-    assert found.models == [f"RPC-SymViT-w16d2h2 ({n}iter/all)" for n in (1, 2, 4)]
+    changed = {1: ", iterations 1 (file: 2)", 2: "", 4: ", iterations 4 (file: 2)"}
+    assert found.models == [
+        f"RPC-SymViT-w16d2h2 ({n}iter/all){text}, layers all (file: first)" for n, text in changed.items()
+    ]
     assert len({m.weights for m in found.request.models}) == 1
 
 
