@@ -10,7 +10,11 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from robustkpca.errors import SpecError
+from robustkpca.errors import SpecError, brief
+from robustkpca.files import MOST_BYTES, read_bounded
+
+_MOST_TOML = 2**18  # bytes; the largest of ours has a few thousand
+_MOST_DOTS = 500  # in a line
 
 
 class Frozen(BaseModel):
@@ -46,10 +50,10 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def read_text(path: Path) -> str:
-    """The content of a UTF-8 file, `~` in its path being the home folder; some editors begin it with a byte-order mark,
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """The content of a UTF-8 file of at most so many bytes, `~` in its path being the home folder; some editors begin it with a byte-order mark,
     which is no part of it."""
-    return Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig")
+    return read_bounded(Path(os.path.expanduser(path)), most).decode("utf-8-sig")
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -59,11 +63,16 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         SpecError: one line that names the file, which cannot be read.
     """
     try:
-        return {composed(key): _composed_values(value) for key, value in tomllib.loads(read_text(path)).items()}
+        text = read_text(path, _MOST_TOML)
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):  # for a key tomllib takes their square
+            raise RecursionError
+        return {composed(key): _composed_values(value) for key, value in tomllib.loads(text).items()}
     except OSError as error:
         raise SpecError(f"{what} {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{what} {path}: not TOML ({error})") from None
+    except RecursionError:
+        raise SpecError(f"{what} {path}: nested too deeply") from None
+    except ValueError as error:  # of tomllib, of Unicode, or for a number of thousands of digits
+        raise SpecError(f"{what} {path}: not TOML ({brief(error)})") from None
 
 
 def _composed_values(value: Any) -> Any:

@@ -160,7 +160,7 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"more than {most} bytes")
+        raise OSError(errno.EFBIG, f"larger than {most} bytes")
     return content
 
 

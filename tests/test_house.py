@@ -17,7 +17,8 @@ PACKAGE = ROOT / "robustkpca"
 FLOORS = [
     {"_version"},
     {"errors"},
-    {"config", "extensions", "files", "page"},
+    {"files"},
+    {"config", "extensions", "page"},
     {"statistics", "runtime"},
     {"suites"},
     {"models"},

@@ -55,9 +55,11 @@ class RunFolder:
         each = -(-self.request.data.n // self.request.batch_size)
         return len(self.request.labels) * (1 + len(self.request.attacks)) * each
 
-    def stored_records(self) -> list[Path]:
-        """The records that are there."""
-        return sorted((self.path / "records").glob("*/*.json"))
+    def stored_records(self) -> Iterator[tuple[str, Path]]:
+        """(model, file) of the records that are there and are of a model that was asked for."""
+        for model in self.request.labels:
+            for file in sorted(self.record(model, None).parent.glob("*.json")):
+                yield model, file
 
     def stored_rows(self) -> Iterator[tuple[str, AttackId, int, Path]]:
         """(model, attack, first sample, file) of all chunks that are there and were asked for; nothing else counts."""

@@ -149,8 +149,8 @@ class Run:
             stored = plain.pop("records", None)
             manifest = _manifest(plain, path)
             if stored is None:
-                files = RunFolder(path, manifest.request).stored_records() if records else []
-                stored = [_record(path, file, manifest) for file in files]
+                files = RunFolder(path, manifest.request).stored_records() if records else ()
+                stored = [_record(path, model, file, manifest) for model, file in files]
             parsed = [Record.parse(record, f"run {path}") for record in stored if record is not None]
             return cls(manifest, path, tuple(parsed))
         except FileNotFoundError:
@@ -324,9 +324,12 @@ def _manifest(plain: dict[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _record(path: Path, file: Path, manifest: Manifest) -> dict[str, Any] | None:
+def _record(path: Path, model: str, file: Path, manifest: Manifest) -> dict[str, Any] | None:
     """The content of a record; None where it is torn: what it is of is then made again."""
     try:
-        return read_json(path, file, sealed=manifest.sealed)
+        record = read_json(path, file, sealed=manifest.sealed)
     except (OSError, ValueError):
         return None
+    if record.get("model") != model:
+        raise RunError(f"{file}: expected a record of {model}, got one of {record.get('model')!r:.80}")
+    return record

@@ -148,7 +148,7 @@ class RunStore:
 
     def _remove_damaged(self) -> None:
         """Remove records whose checksum does not match: what they are of is made again where it matters."""
-        for file in self.folder.stored_records():
+        for _, file in self.folder.stored_records():
             refuse_links(self.folder.path, file)
             with contextlib.suppress(OSError, ValueError):
                 try:

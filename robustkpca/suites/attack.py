@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from robustkpca.config import Frozen
+from robustkpca.errors import SpecError
+from robustkpca.suites.budget import signed
 
 # Stands in a model's notes where it was attacked so in spite of a refusal.
 ROUNDED_GRADIENTS = "attacked by force with gradients in bfloat16, which are wrong through RPC-Attention"
@@ -66,8 +68,8 @@ def multiple(key: str, text: str) -> Fraction:
     try:
         if unit != "eps":
             raise ValueError
-        return Fraction(factor)
-    except (ValueError, ZeroDivisionError):
+        return signed(factor, key)
+    except (ValueError, SpecError):
         raise ValueError(
             f'{key}: expected a number, true or false, or a multiple of the budget such as "0.15 eps", got {text!r}'
         ) from None

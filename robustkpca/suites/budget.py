@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
 from robustkpca.errors import SpecError
+
+_LONGEST = 100  # characters of a number
+_EXPONENT = re.compile(r"[eE][+-]?[\d_]{4,}")
 
 
 @dataclass(frozen=True, order=True)
@@ -32,13 +36,25 @@ UNPERTURBED = Budget(Fraction(0), "")
 
 def exact(value: str | float | Fraction, what: str = "budget") -> Fraction:
     """A number as people write it (`"8/255"`, `"0.03"`, `3`), exact.
-    Raises SpecError for anything else, and below 0."""
-    try:
-        number = Fraction(value if isinstance(value, Fraction) else str(value).replace(" ", ""))
-    except (ValueError, ZeroDivisionError):
-        raise SpecError(f"{what}: expected a number such as 8/255 or 0.03, got {value!r}") from None
+    Raises SpecError for anything else, below 0, and for what a float cannot hold."""
+    number = signed(value, what)
     if number < 0:
         raise SpecError(f"{what}: expected 0 or more, got {value}")
+    return number
+
+
+def signed(value: str | float | Fraction, what: str) -> Fraction:
+    """As `exact`, below 0 as well."""
+    text = str(value).replace(" ", "")
+    try:
+        if len(text) > _LONGEST or _EXPONENT.search(text):  # its digits would be written out
+            raise ValueError
+        number = Fraction(text)
+        if number and not abs(float(number)) > 0:
+            raise OverflowError
+    except (ValueError, ArithmeticError):
+        got = repr(value) if len(text) <= _LONGEST else f"{text[:20]}... of {len(text)} characters"
+        raise SpecError(f"{what}: expected a number such as 8/255 or 0.03, got {got}") from None
     return number
 
 

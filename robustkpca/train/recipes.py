@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from robustkpca.config import Frozen, read_toml
 from robustkpca.errors import SpecError, unknown
+from robustkpca.suites.budget import exact
 
 
 class Recipe(Frozen):
@@ -69,8 +69,8 @@ class Recipe(Frozen):
     @classmethod
     def _budget(cls, eps: str) -> str:
         try:
-            inside = 0 < Fraction(eps) <= 1
-        except (ValueError, ZeroDivisionError):
+            inside = 0 < exact(eps) <= 1
+        except SpecError:
             inside = False
         if not inside:
             raise ValueError("expected a budget in pixels such as 8/255, above 0 and up to 1")
@@ -160,6 +160,6 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
             raise SpecError(f"--set: expected KEY=VALUE with one of {names}; got {text!r}")
         try:
             settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             settings[key.strip()] = value.strip()
     return settings
