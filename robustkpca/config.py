@@ -51,8 +51,8 @@ def composed(text: str) -> str:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """The content of a UTF-8 file of at most so many bytes, `~` in its path being the home folder; some editors begin it with a byte-order mark,
-    which is no part of it."""
+    """The content of a UTF-8 file of at most so many bytes, `~` in its path being the home folder; some editors begin
+    it with a byte-order mark, which is no part of it."""
     return read_bounded(Path(os.path.expanduser(path)), most).decode("utf-8-sig")
 
 
