@@ -123,7 +123,7 @@ BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work 
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Processes that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU."
+        min=0, help="Threads that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU."
     ),
 ]
 Cache = Annotated[

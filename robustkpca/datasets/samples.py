@@ -57,7 +57,10 @@ class Samples(SampleSet):
 
     @abstractmethod
     def image(self, index: int, preprocessing: Preprocessing) -> Tensor:
-        """One preprocessed image, float32 (C, S, S) in [0, 1], not normalised."""
+        """One preprocessed image, float32 (C, S, S) in [0, 1], not normalised.
+
+        Called in several threads at once where `--workers` is above 1; it must draw nothing from global generators.
+        """
 
     def picture(self, index: int, mode: Mode) -> Image.Image:
         """One picture as it is, 8 bits a channel, for recipes of training that crop it themselves."""

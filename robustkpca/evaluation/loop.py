@@ -48,7 +48,7 @@ class Progress:
 class Resources:
     """What an evaluation may use; none of it changes a result.
 
-    workers: processes that decode ahead (None: as many as suit data and device). cache: what keeps decoded pictures.
+    workers: threads that decode ahead (None: as many as suit data and device). cache: what keeps decoded pictures.
     here: which of several processes this is. on_progress is told what was done, on_notice what the user should know.
     """
 
@@ -244,7 +244,7 @@ def carry_out(plan: Plan, out: Path | str, resources: Resources | None = None) -
 
 
 def _suitable_workers(plan: Plan, here: Place) -> int:
-    """How many processes should decode ahead: what lies in memory needs none,
+    """How many threads should decode ahead: what lies in memory needs none,
     and on the CPU more than one takes from the model."""
     if plan.samples.in_memory:
         return 0

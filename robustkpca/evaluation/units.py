@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -27,27 +29,13 @@ class Unit:
         return f"{self.model} {self.purpose} {self.samples.start}"
 
 
-class _Decoded(torch.utils.data.Dataset[Tensor | DataError]):
-    """The inputs of each unit, so that a DataLoader's workers can decode ahead. An error is handed on as it is: a
-    worker would wrap it."""
-
-    def __init__(self, units: Sequence[Unit], readers: Mapping[int, Reader]) -> None:
-        self.units, self.readers = units, readers
-
-    def __getitem__(self, number: int) -> Tensor | DataError:
-        unit = self.units[number]
-        try:
-            return torch.stack([self.readers[unit.model](i) for i in unit.samples])
-        except DataError as error:
-            return error
-
-
 @dataclass(frozen=True)
 class Work:
     """Units with what makes their inputs.
 
     `done` says whether a unit's result is there; with `claims` it is asked again and again, and must look at the disk.
-    `workers` processes decode ahead. `meanwhile` is called now and then while others are waited for.
+    `workers` threads decode ahead, so readers must bear that. `meanwhile` is called now and then while others are
+    waited for.
     """
 
     units: Sequence[Unit]
@@ -66,23 +54,34 @@ class Work:
             yield from self._pass(0, wait=True)
 
     def _pass(self, workers: int, *, wait: bool) -> Iterator[tuple[Unit, Tensor | DataError]]:
-        taken: list[int] = []
-
-        def numbers() -> Iterator[int]:
+        # One unit ahead: what is decoded ahead is claimed, and kept from faster processes. In threads, as Pillow and
+        # the file system leave Python's lock: worker processes would hand images over in /dev/shm, which containers
+        # keep small, and wait there for ever.
+        pool = ThreadPoolExecutor(workers, "decode") if workers else None
+        begun: deque[tuple[Unit, Iterator[Tensor]]] = deque()
+        try:
             for number in self._claimed(wait):
-                taken.append(number)
-                yield number
+                unit = self.units[number]
+                begun.append((unit, (pool.map if pool else map)(self.readers[unit.model], unit.samples)))
+                if len(begun) > (pool is not None):
+                    yield from self._finished(*begun.popleft())
+            while begun:
+                yield from self._finished(*begun.popleft())
+        finally:
+            if pool:
+                pool.shutdown(cancel_futures=True)
 
-        dataset = _Decoded(self.units, self.readers)
-        loader = torch.utils.data.DataLoader(
-            dataset, batch_size=None, sampler=_Sampler(numbers), num_workers=workers, pin_memory=self.pinned,
-            prefetch_factor=1 if workers else None,  # what is decoded ahead is claimed, and kept from faster processes
-        )  # fmt: skip
-        for position, inputs in enumerate(loader):
-            unit = self.units[taken[position]]
-            yield unit, inputs
-            if self.claims is not None:
-                self.claims.release(unit.key)
+    def _finished(self, unit: Unit, images: Iterator[Tensor]) -> Iterator[tuple[Unit, Tensor | DataError]]:
+        """One unit, released once it was used."""
+        try:
+            inputs: Tensor | DataError = torch.stack(list(images))
+        except DataError as error:
+            inputs = error
+        if self.pinned and isinstance(inputs, Tensor):
+            inputs = inputs.pin_memory()
+        yield unit, inputs
+        if self.claims is not None:
+            self.claims.release(unit.key)
 
     def _claimed(self, wait: bool) -> Iterator[int]:
         if self.claims is None:
@@ -97,13 +96,3 @@ class Work:
             meanwhile=self.meanwhile,
         )
         yield from (by_key[key] for key in keys)
-
-
-class _Sampler(torch.utils.data.Sampler[int]):
-    """Numbers as they are claimed."""
-
-    def __init__(self, numbers: Callable[[], Iterator[int]]) -> None:
-        self.numbers = numbers
-
-    def __iter__(self) -> Iterator[int]:
-        return self.numbers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,7 +115,7 @@ class Pictures:
             return self.transform(self.samples.picture(index, "RGB"))
 
 
-class Batches(Dataset[Batch]):
+class Batches(Dataset[Any]):
     """The batches of one epoch as a map-style data set, so that a DataLoader's workers can make them ahead."""
 
     def __init__(self, source: Stored | Pictures, labels: Tensor, epoch: int, batches: Sequence[Sequence[View]]):
@@ -123,13 +124,29 @@ class Batches(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Batch | DataError:
+        """An error is handed on as it is: a worker would wrap it in a traceback."""
         views = self.batches[number]
-        return self.source(self.epoch, views), self.labels[[index for _, index in views]]
+        try:
+            return self.source(self.epoch, views), self.labels[[index for _, index in views]]
+        except DataError as error:
+            return error
 
     def load(self, workers: int, pinned: bool) -> Iterator[Batch]:
-        """In order."""
-        yield from DataLoader(self, batch_size=None, num_workers=workers, pin_memory=pinned)
+        """In order. Raises DataError for a picture that cannot be read.
+
+        Workers are processes, as timm's transforms draw from global generators. What they hand over goes through a
+        pipe: tensors go through /dev/shm, which containers keep small, and the loader would wait there for ever.
+        """
+        for batch in DataLoader(self, batch_size=None, num_workers=workers, collate_fn=_arrays if workers else None):
+            if isinstance(batch, DataError):
+                raise batch
+            images, labels = map(torch.as_tensor, batch)
+            yield (images.pin_memory(), labels.pin_memory()) if pinned else (images, labels)
+
+
+def _arrays(batch: Any) -> Any:
+    return batch if isinstance(batch, DataError) else tuple(tensor.numpy() for tensor in batch)
 
 
 class Order:

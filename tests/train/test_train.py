@@ -1,6 +1,8 @@
 import json
 import math
 import random
+import shutil
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -282,6 +284,31 @@ def test_the_deit_recipe_runs_and_its_files_are_read_here_and_by_deit(pictures, 
     theirs = {which: load_classifier("symvit", tmp_path / "m.pth", weights=which, heads=2) for which in ("raw", "ema")}
     assert own.weights == theirs["raw"].weights != theirs["ema"].weights
     assert own.settings.preprocessing == theirs["raw"].settings.preprocessing  # ImageNet's
+
+
+def test_workers_send_nothing_through_shared_memory(pictures, monkeypatch):
+    def refuse(tensor):
+        raise RuntimeError("unable to allocate shared memory")
+
+    monkeypatch.setitem(ForkingPickler._extra_reducers, torch.Tensor, refuse)  # in the workers, too: they are forks
+    samples = load_samples(f"folder:{pictures}", split="train")
+    source = Pictures(samples, 32, RECIPES["deit"], seed=0)
+    batches = Batches(source, torch.arange(12), 1, [[(0, 3), (1, 4)]])
+    ((images, labels),) = batches.load(2, pinned=False)
+    assert torch.equal(images, source(1, [(0, 3), (1, 4)]))
+    assert labels.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_picture_that_breaks_in_training_is_one_line(pictures, tmp_path, workers):
+    shutil.copytree(pictures, tmp_path, dirs_exist_ok=True)
+    samples = load_samples(f"folder:{tmp_path}", split="train")
+    samples.path(3).write_bytes(b"no picture")
+    source = Pictures(samples, 32, RECIPES["deit"], seed=0)
+    with pytest.raises(DataError) as error:
+        list(Batches(source, torch.arange(12), 1, [[(0, 3)]]).load(workers, pinned=False))
+    assert str(error.value).startswith(f"image {samples.path(3)}: cannot be decoded")
+    assert "\n" not in str(error.value)
 
 
 def test_pictures_hang_on_their_place_alone_whoever_opens_them(pictures):
