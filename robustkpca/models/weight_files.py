@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from robustkpca.errors import CheckpointError
+from robustkpca.errors import CheckpointError, brief
 from robustkpca.models.weight_formats import RECORD_KEY, open_file, too_large
 
 __all__ = ["PLACES", "RECORD_KEY", "Weights", "Which", "read"]
@@ -64,11 +64,14 @@ def read(path: Path, which: Which = "raw") -> Weights:
     Raises CheckpointError for what is no weight file, is torn, does not hold the weights asked for, or is a pickle
     that asks for more than plain data; there is no second try with unsafe unpickling.
     """
-    if not path.is_file():
-        what = "a folder" if path.is_dir() else "nothing"
-        raise CheckpointError(f"checkpoint {path}: expected a file, found {what} there")
-    about = f"checkpoint {path} ({path.stat().st_size} bytes)"
-    content, record = open_file(path, about)
+    try:
+        if not path.is_file():
+            what = "a folder" if path.is_dir() else "nothing"
+            raise CheckpointError(f"checkpoint {path}: expected a file, found {what} there")
+        about = f"checkpoint {path} ({path.stat().st_size} bytes)"
+        content, record = open_file(path, about)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be read ({error.strerror or brief(error)})") from None
     settings, training = _checked(record, about)
     args = content.get("args")
     state, place = _choose(content, which, about)

@@ -248,3 +248,23 @@ def test_embedded_models_carry_settings_and_training_record():
         file = read(path)
         build_network(load_classifier(name).settings).load_state_dict(file.state, strict=True)
         assert json.dumps(file.training["recipe"])
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pth"])
+@pytest.mark.parametrize("refusing", ["open", "stat"])  # the file itself; a folder above it
+def test_a_file_that_may_not_be_read_is_one_line(tmp_path, monkeypatch, name, refusing):
+    path, real = tmp_path / name, getattr(Path, refusing)
+    if name == "m.pth":
+        torch.save(tiny().network.state_dict(), path)
+    else:
+        checkpoints.save(path, tiny().network.state_dict(), tiny_settings(), {})
+
+    def refuse(self, *args, **kwargs):
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, refusing, refuse)
+    for use in (lambda: load_classifier("symvit", path, heads=2), lambda: checkpoints.inspect(path)):
+        with pytest.raises(CheckpointError, match=rf"checkpoint {path}: cannot be read \(Permission denied\)"):
+            use()
