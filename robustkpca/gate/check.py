@@ -286,7 +286,8 @@ def _differences(run: Run, baseline: Run) -> tuple[list[str], list[str]]:
         ("sample ids", ours.data.ids, theirs.data.ids),
         ("image data", ours.data.content, theirs.data.content),
     ]
-    if any(attack.method in theirs.batch_decides for suite in baseline.suites for attack in suite.attack):
+    decided = {*ours.batch_decides, *theirs.batch_decides}
+    if any(attack.method in decided for suite in baseline.suites for attack in suite.attack):
         wanted.append(("batch size, which decides results", ours.batch_size, theirs.batch_size))
     reasons += [f"other {what}: {here} here, {there} in the baseline" for what, here, there in wanted if here != there]
     if OUT_OF_DISTRIBUTION in baseline.conditions:

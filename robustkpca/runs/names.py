@@ -77,17 +77,19 @@ def across(requests: Sequence[Request]) -> list[dict[str, str]]:
         for model in models if request.data.argmax in (None, ALL_CLASSES) else ():
             own.setdefault(identity(model, classes=False), set()).add(identity(model))
     known: dict[tuple[str, int], ModelRecord] = {}
-    places: list[list[tuple[str, int]]] = []
+    places: list[dict[str, tuple[str, int]]] = []
     for models in whole:
-        bare = [identity(model, classes=False) for model in models]
-        keys = [identity(m) if len(own.get(key, ())) > 1 else key for m, key in zip(models, bare, strict=True)]
-        places.append([(key, keys[:i].count(key)) for i, key in enumerate(keys)])
-        for model, place in zip(models, places[-1], strict=True):
-            known[place] = min(known.get(place, model), model, key=lambda m: m.source)
+        places.append({})
+        keys: list[str] = []
+        for model in sorted(models, key=ModelRecord.model_dump_json):  # the same numbers for the same models
+            bare = identity(model, classes=False)
+            keys.append(identity(model) if len(own.get(bare, ())) > 1 else bare)
+            place = places[-1][model.label] = keys[-1], keys.count(keys[-1])
+            known[place] = min(known.get(place, model), model, key=ModelRecord.model_dump_json)
     named = dict(zip(known, names(list(known.values())), strict=True))
     return [
-        {label: named[place] for label, place in zip(request.labels, inside, strict=True)}
-        for request, inside in zip(requests, places, strict=True)
+        {model.label: named[inside[model.label]] for model in models}
+        for models, inside in zip(whole, places, strict=True)
     ]
 
 
@@ -109,8 +111,8 @@ def identity(model: ModelRecord, *, classes: bool = True) -> str:
     if model.vision is not None:
         left_out = None if classes else {"classes", "num_classes"}
         settings = model.vision.model_dump(mode="json", by_alias=True, exclude=left_out)
-    facts = [base_name(model), model.weights or [model.source, *model.notes], settings, model.dtype, _kernel(model)]
-    return json.dumps(facts, sort_keys=True)
+    weights = [model.weights, _choice(model)] if model.usable else [model.source, *model.notes]
+    return json.dumps([base_name(model), weights, settings, model.dtype, _kernel(model)], sort_keys=True)
 
 
 def _alike(shown: Sequence[str]) -> Iterator[list[int]]:
