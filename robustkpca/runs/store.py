@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from robustkpca.errors import RobustKPCAError, RunError
+from robustkpca.errors import RobustKPCAError, RunError, SpecError
 from robustkpca.files import Folder, is_part, refuse_links
 from robustkpca.runs.files import read_json, read_table, save_arrays, sealed_text, whole_json, write_table
 from robustkpca.runs.folder import MARK, OURS, RunFolder
@@ -147,13 +147,16 @@ class RunStore:
                     part.unlink()
 
     def _remove_damaged(self) -> None:
-        """Remove records whose checksum does not match: what they are of is made again where it matters."""
-        for _, file in self.folder.stored_records():
+        """Remove records that are none, or not what was written: what they are of is made again where it matters."""
+        for model, file in self.folder.stored_records():
             refuse_links(self.folder.path, file)
             with contextlib.suppress(OSError, ValueError):
                 try:
-                    read_json(self.folder.path, file, sealed=self.manifest.sealed)
-                except RunError:
+                    plain = read_json(self.folder.path, file, sealed=self.manifest.sealed)
+                    damaged = Record.parse(plain, "record").model != model
+                except (RunError, SpecError):
+                    damaged = True
+                if damaged:
                     file.unlink()
 
     def write_record(self, record: Record) -> None:
