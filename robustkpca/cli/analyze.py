@@ -191,15 +191,11 @@ def _print_views(views: list[tuple[str, pd.DataFrame, list[str]]]) -> None:
 
 
 def _labels(models: list[Classifier]) -> dict[str, Classifier]:
-    """Titles, numbered where two are the same."""
-    labels: dict[str, Classifier] = {}
-    for model in models:
-        number, label = 1, model.title
-        while label in labels:
-            number += 1
-            label = f"{model.title} #{number}"
-        labels[label] = model
-    return labels
+    """Models by their names."""
+    from robustkpca.evaluation.plan import labels_of
+    from robustkpca.tasks.classification.task import CLASSIFICATION
+
+    return dict(zip(labels_of(models, CLASSIFICATION), models, strict=True))
 
 
 def _receipt(

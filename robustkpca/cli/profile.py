@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,9 @@ def profile(
     import torch
 
     from robustkpca import profile
+    from robustkpca.evaluation.plan import labels_of
     from robustkpca.models.classifier import DTYPES
+    from robustkpca.tasks.classification.task import CLASSIFICATION
 
     if out_file is not None and out_file.suffix not in (".csv", ".md"):
         raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
@@ -70,6 +73,7 @@ def profile(
         raise SpecError(unusable[0].reason)
     timed = [m.to(torch.device(where)).variant(**way) for m in usable]
     costs = profile.profile(timed, batch_size=batch_size, repeats=repeats)
+    costs = [replace(cost, title=name) for cost, name in zip(costs, labels_of(timed, CLASSIFICATION), strict=True)]
     table = costs_table(costs)
     notes = [
         f"Operations and time an image, medians of {repeats} rounds, all models in turn, batch {batch_size}; "

@@ -125,3 +125,18 @@ def test_the_gate_does_not_depend_on_the_order_of_files(place):
         verdict = check(other, before)
         assert verdict.code == INVALID
         assert re.search(reason, verdict.reasons[0]), verdict.reasons
+
+
+def test_profile_and_analyze_name_models_as_eval_does(place):
+    both = [part for file in files(0, 2) for part in ("--checkpoint", file)]
+    models = [part for _ in range(2) for part in ("--model", "symvit")]
+    done = call("profile", *models, *both, "--repeats", "1", "--batch-size", "1", "--out", "cost.csv", cwd=place)
+    assert done.returncode == 0, done.stderr
+    names = ["SymViT-w16d2h2 [exp0/best]", "SymViT-w16d2h2 [exp2/best]"]
+    assert pd.read_csv(place / "cost.csv")["title"].tolist() == names
+    done = call(
+        "analyze", *both, "--data", "folder:pictures", "--limit", "4", "--only", "loss", "--out", "an", cwd=place
+    )
+    assert done.returncode == 0, done.stderr
+    page = (place / "an" / "analysis.md").read_text().replace("\\", "")
+    assert all(name in page for name in names)
