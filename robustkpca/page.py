@@ -9,6 +9,10 @@ from functools import cache
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from robustkpca.escape import markdown as escape
+from robustkpca.escape import visible
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,6 @@ def markdown(cells: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    for mark in "\\`*_{}<>[]|#~$":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())
-
-
 def to_html(blocks: Sequence[Block]) -> str:
     """One page without scripts or anything to fetch; all text is escaped."""
     template = _environment().get_template("page.html.j2")
@@ -98,11 +95,17 @@ def to_html(blocks: Sequence[Block]) -> str:
     return template.render(made_by=MADE_BY, title=title, blocks=[(type(block).__name__, block) for block in blocks])
 
 
+def _seen(value: object) -> object:
+    """A value of the page as it is put there; the template quotes it for HTML."""
+    return visible(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("robustkpca", ""),
         autoescape=True,
+        finalize=_seen,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

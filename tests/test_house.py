@@ -16,7 +16,7 @@ PACKAGE = ROOT / "robustkpca"
 # From the ground up. A folder may import from itself and from floors below it, never upward and never from a neighbour.
 FLOORS = [
     {"_version"},
-    {"errors"},
+    {"errors", "escape"},
     {"files"},
     {"config", "extensions", "page"},
     {"statistics", "runtime"},
@@ -40,6 +40,7 @@ FLOORS = [
 # What reads runs, and what describes them, works without torch.
 NO_TORCH = {
     "errors",
+    "escape",
     "config",
     "extensions",
     "files",

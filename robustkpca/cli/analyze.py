@@ -28,7 +28,7 @@ from robustkpca.cli.options import (
     Workers,
     complete_models,
 )
-from robustkpca.cli.show import err, print_table, say, show
+from robustkpca.cli.show import print_table, say, show
 from robustkpca.cli.start import interruptible, load, model_options, pick_device, progress_bar, split_loaded
 from robustkpca.errors import SpecError
 
@@ -129,7 +129,7 @@ def analyze(
         kpca_page.remove_chunks(out_dir)
     _print_views([view for label in labels for view in kpca_page.model_views(tables, label)])
     for text in warnings:
-        err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(f"warning: {text}", style="yellow")
     show(f"page, figures and tables: {files[0]}")
     if failed:
         raise typer.Exit(1)

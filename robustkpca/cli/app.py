@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import io
 import os
 import re
 import sys
@@ -29,8 +30,9 @@ from robustkpca.cli import (
     train,
 )
 from robustkpca.cli import eval as evaluation
-from robustkpca.cli.show import err
+from robustkpca.cli.show import err, say
 from robustkpca.errors import FAILED, OutputError, RobustKPCAError, SpecError
+from robustkpca.escape import ASCII
 
 # What writing to a terminal, pipe or file that was opened by the shell may end in.
 _UNPRINTED = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -75,6 +77,7 @@ for name, command in COMMANDS.items():
 def run() -> int:
     """Run the command of sys.argv and return the exit code;
     what the user can fix is one line, a traceback is our own bug."""
+    _encode_whatever_comes()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a lost process we print one line, torch a stack trace
     try:
         code = app(standalone_mode=False)
@@ -96,6 +99,13 @@ def run() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _encode_whatever_comes() -> None:
+    """What the encoding of an output lacks is printed in ASCII instead; files are UTF-8 in any case."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ASCII)
+
+
 def _unprinted(error: BaseException) -> str | None:
     """Why nothing could be printed, where that is what an error says; typer and rich end by SystemExit(1) then."""
     if isinstance(error, SystemExit):
@@ -112,7 +122,7 @@ def _unprinted(error: BaseException) -> str | None:
 def _failed(error: RobustKPCAError) -> int:
     with contextlib.suppress(OSError, ValueError, SystemExit):  # nobody may hear of it: the exit code says it
         err.print(f"[red]error:[/red] {type(error).__name__}: ", end="", highlight=False)
-        err.print(" ".join(str(error).splitlines()), markup=False, highlight=False, soft_wrap=True)
+        say(" ".join(str(error).splitlines()))
     return error.exit_code
 
 

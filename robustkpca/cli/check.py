@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from robustkpca.cli.show import err, out, say, write, wrote
+from robustkpca.cli.show import out, say, write, wrote
 from robustkpca.errors import RobustKPCAError, RunError, SpecError
 
 
@@ -69,7 +69,7 @@ def check(
     for note in verdict.notes:
         say(f"note: {note}")
     for line in verdict.lines if broken is None else ():
-        err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+        say(line, style="red")
     if len(verdict.cells):
         counts = verdict.cells["verdict"].value_counts()
         out.print(

@@ -24,7 +24,7 @@ from robustkpca.cli.options import (
     Weights,
     Workers,
 )
-from robustkpca.cli.show import show, show_run
+from robustkpca.cli.show import keep_receipt, show, show_run
 from robustkpca.cli.start import load, model_options, pick_device, start
 from robustkpca.errors import SpecError
 
@@ -84,6 +84,7 @@ def diagnose(
     plan = Plan(loaded, samples, [battery, predicted], Options(seed, batch_size))
     run = start(plan, where, out_dir, workers)
     healthy = show_run(run, verdicts=True)
+    keep_receipt(run)
     show(f"rows and receipt: {run.path}")
     if not healthy or any(f.level == "fail" for f in findings(run)):
         raise typer.Exit(1)

@@ -32,7 +32,7 @@ from robustkpca.cli.options import (
     Workers,
     complete_suites,
 )
-from robustkpca.cli.show import show, show_run
+from robustkpca.cli.show import keep_receipt, show, show_run
 from robustkpca.cli.start import load, model_options, pick_device, repeatable, start
 from robustkpca.errors import SpecError
 
@@ -118,6 +118,7 @@ def evaluate(
     with repeatable(deterministic):
         run = start(plan, where, out_dir, workers, cache, cache_limit)
     healthy = show_run(run)
+    keep_receipt(run)
     show(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)")
     if not healthy:
         raise typer.Exit(1)

@@ -130,7 +130,7 @@ def start(
     here = place()
     if here.rank == 0:
         for line in announcement(plan, device):
-            err.print(line, markup=False, highlight=False)
+            say(line)
         if not here.alone:
             say(f"shared   among {here.world} processes")
     pixels = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)

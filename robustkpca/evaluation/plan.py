@@ -12,6 +12,7 @@ import torch
 from robustkpca._version import __version__
 from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.errors import SpecError
+from robustkpca.escape import utf8
 from robustkpca.models.model import Unusable
 from robustkpca.models.origin import Origin
 from robustkpca.runs import names
@@ -124,14 +125,14 @@ def record_of(model: Any, task: Task, notes: tuple[str, ...] = ()) -> ModelRecor
     """What a request says of a model that is called by its title; `notes`: beside its own."""
     chosen = {"given_name": getattr(model, "given_name", None), "group": getattr(model, "group", None)}
     if isinstance(model, Unusable):
-        return ModelRecord(label=model.title, source=model.source, notes=(model.reason,), **chosen)
+        return ModelRecord(label=utf8(model.title), source=utf8(model.source), notes=(utf8(model.reason),), **chosen)
     origin = getattr(model, "origin", Origin())
     return ModelRecord(
-        label=model.title,
-        title=model.title,
-        source=model.source,
+        label=utf8(model.title),
+        title=utf8(model.title),
+        source=utf8(model.source),
         weights=model.weights,
-        notes=(*model.notes, *notes),
+        notes=tuple(map(utf8, (*model.notes, *notes))),
         weight_choice=origin.weight_choice if origin.weight_choice != "raw" else None,
         overrides=origin.overrides or None,
         recipe=origin.recipe,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree as Xml
 
 import pandas as pd
 
+from robustkpca import escape
 from robustkpca.gate.check import COLUMNS, HOLDS, Verdict
-from robustkpca.page import escape, markdown
+from robustkpca.page import markdown
 
 
 def summary(verdict: Verdict) -> str:
     """Markdown for a pull request: the verdict, its reasons, and every cell, the bad ones first."""
     lines = [f"### robustkpca: {verdict.text}", ""]
-    lines += [f"- {escape(line)}" for line in verdict.lines]
-    lines += [f"- note: {escape(note)}" for note in verdict.notes]
+    lines += [f"- {escape.markdown(line)}" for line in verdict.lines]
+    lines += [f"- note: {escape.markdown(note)}" for note in verdict.notes]
     if len(verdict.cells):
         order = verdict.cells["verdict"].map({"regressed": 0, "suspicious": 1, "holds": 2})
         rows = verdict.cells.assign(_order=order).sort_values("_order", kind="stable")
@@ -38,16 +38,8 @@ def summary(verdict: Verdict) -> str:
 def github_annotations(verdict: Verdict) -> list[str]:
     """GitHub workflow commands, one a line."""
     title = f"robustkpca: {verdict.text}"
-    lines = [f"::error title={_property(title)}::{_message(line)}" for line in verdict.lines]
-    return lines + [f"::notice title=robustkpca::{_message(note)}" for note in verdict.notes]
-
-
-def _message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")
+    lines = [f"::error title={escape.github_property(title)}::{escape.github(line)}" for line in verdict.lines]
+    return lines + [f"::notice title=robustkpca::{escape.github(note)}" for note in verdict.notes]
 
 
 def junit(verdict: Verdict) -> str:
@@ -56,7 +48,7 @@ def junit(verdict: Verdict) -> str:
     failures = 0
     for row in verdict.cells[COLUMNS].itertuples():
         case = Xml.SubElement(
-            suite, "testcase", classname=_xml(row.model), name=_xml(f"{row.attack} {row.budget}".strip())
+            suite, "testcase", classname=escape.xml(row.model), name=escape.xml(f"{row.attack} {row.budget}".strip())
         )
         if row.verdict != "holds":
             failures += 1
@@ -65,15 +57,10 @@ def junit(verdict: Verdict) -> str:
             )
     whole = Xml.SubElement(suite, "testcase", classname="robustkpca", name="verdict")
     if verdict.code != HOLDS:
-        text = _xml("\n".join(verdict.lines))
-        Xml.SubElement(whole, "failure", type=verdict.text, message=_xml(verdict.lines[0])).text = text
+        text = escape.xml("\n".join(verdict.lines))
+        Xml.SubElement(whole, "failure", type=verdict.text, message=escape.xml(verdict.lines[0])).text = text
         failures += 1
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     Xml.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(suite, encoding="unicode") + "\n"
-
-
-def _xml(text: str) -> str:
-    """Text without the characters that XML 1.0 does not have."""
-    return re.sub("[^\t\n\r -퟿-�\U00010000-\U0010ffff]", "?", text)

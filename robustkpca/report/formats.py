@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 import pandas as pd
 
+from robustkpca import escape
 from robustkpca.errors import SpecError, unknown
-from robustkpca.page import escape, markdown
+from robustkpca.page import markdown
 from robustkpca.report.paper_tables import Table
 
 _ON, _OFF = "\ue000", "\ue001"  # stand for bold until the text around them is escaped
@@ -18,16 +18,6 @@ _BOLD: dict[str, tuple[str, str]] = {
     "html": ("<b>", "</b>"),
     "csv": ("", ""),
 }
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "–": "--",
-    "~": r"\textasciitilde{}",
-    "|": r"\textbar{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-} | {c: f"\\{c}" for c in "&%$#_{}"}
 FORMATS = tuple(_BOLD)
 
 
@@ -70,28 +60,29 @@ def notes(table: Table, *, intervals: bool = False, significance: bool = False, 
 
 def _markdown(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     lines = [
-        f"### {escape(title)}",
+        f"### {escape.markdown(title)}",
         "",
         markdown(cells),
         "",
-        *(f"{escape(note)}  " for note in below),
+        *(f"{escape.markdown(note)}  " for note in below),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _csv(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
-    text: str = cells.to_csv(lineterminator="\n")
+    safe = cells.map(escape.csv).rename(index=escape.csv, columns=escape.csv)
+    text: str = safe.to_csv(lineterminator="\n")
     return text
 
 
 def _latex(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     def escaped(text: object) -> str:
-        return "".join(_LATEX.get(c, c) for c in str(text))
+        return escape.latex(str(text))
 
     rows = [" & ".join(escaped(v) for v in row) + r" \\" for row in cells.reset_index().to_numpy().tolist()]
     head = " & ".join(escaped(v) for v in [cells.index.name, *cells.columns]) + r" \\"
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    comments = [f"% {note}" for note in below]
+    comments = [escape.latex_comment(note) for note in below]
     columns = "l" + "r" * len(cells.columns)
     parts = [
         r"\begin{table}",
@@ -105,10 +96,10 @@ def _latex(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
 
 def _html(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     def row(values: Sequence[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(v))}</{tag}>" for v in values) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{escape.html(str(v))}</{tag}>" for v in values) + "</tr>"
 
     head = row([cells.index.name, *cells.columns], "th")
     body = "\n".join(row(values, "td") for values in cells.reset_index().to_numpy().tolist())
-    paragraphs = "\n".join(f"<p>{html.escape(note)}</p>" for note in below)
-    caption = f"<caption>{html.escape(title)}</caption>"
+    paragraphs = "\n".join(f"<p>{escape.html(note)}</p>" for note in below)
+    caption = f"<caption>{escape.html(title)}</caption>"
     return f"<table>\n{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n{paragraphs}\n"

@@ -68,6 +68,19 @@ def receipt_lines(run: Run) -> list[str]:
     return lines
 
 
+def receipt_in_brief(run: Run) -> list[str]:
+    """The receipt for a terminal: data, software, weights; `receipt_lines` has the whole of it."""
+    request = run.request
+    weights = [f"{model.label} {model.weights}" for model in request.models if model.usable]
+    more = f" and {len(weights) - 3} more" if len(weights) > 3 else ""
+    return [
+        f"{request.data.name}, n = {run.n}, seed {request.seed}, {request.dtype}, {request.device}; "
+        f"run {run.manifest.fingerprint}.",
+        f"{', '.join(f'{k} {v}' for k, v in request.software.items())}.",
+        f"weights {', '.join(weights[:3]) or 'none'}{more}.",
+    ]
+
+
 def budgets_in_both_units(run: Run, model: ModelRecord) -> str:
     """Every L-inf budget of a run in pixels and in the model's normalised units, which differ by channel where its std
     does; empty for a model that takes no images."""
