@@ -18,8 +18,8 @@ from robustkpca.report.formats import render
 PARTS = [
     "\n", "\r\n", "::error title=x::", "\x1b[31m", "\x1b]0;title\x07", "\x00", "\x9b", "=1+1", "+x",
     "-cmd|' /C calc'!A0", "@SUM(A1)", "\u202e", "\u2066", "@mention", "\udcff\udc80", "\ud800", "|", "`",
-    "<script>alert(1)</script>", "&amp;", "\"'>", "^", "[2em]", "*", "\\input{x}", "%", "$", "#", "_", "{}", "]]>", "-->", "\u2028", "\x85", "\ufffe",
-    "plain name", "Größe", "漢字", ",", ";", "\t",
+    "<script>alert(1)</script>", "&amp;", "\"'>", "^", "[2em]", "*", "\\input{x}", "%", "$", "#", "_", "{}",
+    "]]>", "-->", "\u2028", "\x85", "\ufffe", "plain name", "Größe", "漢字", ",", ";", "\t",
 ]  # fmt: skip
 
 

@@ -69,7 +69,8 @@ def receipt_lines(run: Run) -> list[str]:
 
 
 def receipt_in_brief(run: Run) -> list[str]:
-    """The receipt for a terminal: data, software, weights; `receipt_lines` has the whole of it."""
+    """The receipt for a terminal: data, software, weights, and notes of models that have any; `receipt_lines` has the
+    whole of it."""
     request = run.request
     weights = [f"{model.label} {model.weights}" for model in request.models if model.usable]
     more = f" and {len(weights) - 3} more" if len(weights) > 3 else ""
@@ -78,6 +79,7 @@ def receipt_in_brief(run: Run) -> list[str]:
         f"run {run.manifest.fingerprint}.",
         f"{', '.join(f'{k} {v}' for k, v in request.software.items())}.",
         f"weights {', '.join(weights[:3]) or 'none'}{more}.",
+        *(f"{model.label}: {'; '.join(model.notes)}." for model in request.models if model.usable and model.notes),
     ]
 
 
