@@ -78,6 +78,22 @@ def test_the_papers_figures_stand_beside_the_same_protocol_data_and_model_only(r
     assert not paper_tables.robustness([papers]).published()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"models.1.overrides": ["lambda 4 (file: 1)"]}, {"models.1.settings.rpc.lambda": 1.0},
+     {"models.1.notes": ["trained as 4iter/layer1, lambda 1"]}],
+)  # fmt: skip
+def test_a_model_that_is_not_as_its_file_or_the_paper_says_has_no_published_figure(papers, change):
+    other = variant(papers, request=change)
+    cells = paper_tables.robustness([other]).texts(reference=True)
+    assert cells["imagenet top-1 ↑ paper"].tolist() == ["70.44", ""]
+    named = variant(papers, request={"models.1.given_name": "ours"})
+    assert paper_tables.robustness([named]).texts(reference=True)["imagenet top-1 ↑ paper"].tolist() == [
+        "70.44",
+        "70.94",
+    ]
+
+
 def test_the_published_sets_are_whole():
     assert paper_tables.PUBLISHED["imagenet"] == ("imagenet-1k", 50_000)
     assert paper_tables.PUBLISHED["imagenet-c"][1] == 75 * 50_000
