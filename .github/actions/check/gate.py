@@ -1,7 +1,7 @@
-"""What the action does once robustkpca is installed: eval, check and report, each of them whatever became of the one before.
+"""What the action does once robustkpca is installed: eval, check and report, each whatever became of the one before.
 
-Standard library only, run with `python -I`: nothing in the workspace is imported, and nothing in the options is run by a shell.
-Exit code: that of `check` (1: lost robustness, 2: nothing to believe, 3: our own failure), and 2 where only eval failed.
+Standard library only, run with `python -I`: nothing of the workspace is imported, and no shell runs what options hold.
+Exit code: that of `check` (1: lost robustness, 2: nothing to believe, 3: our own failure); 2 where only eval failed.
 """
 
 from __future__ import annotations
