@@ -2,6 +2,7 @@
 
 import pytest
 
+from robustkpca.runs.records import Record
 from robustkpca.runs.run import Run
 from robustkpca.runs.store import RunStore
 from robustkpca.suites.cell import AttackId
@@ -21,10 +22,11 @@ def test_report_and_check(run, place):
     assert other.returncode == 0
     unlike = call("check", "other", "--baseline", "base.parquet", cwd=place)
     assert (unlike.returncode, "other seed" in unlike.stderr) == (2, True)
-    lost = Run.open(place / "run").rows
-    environment = Run.open(place / "run").manifest.environment
-    better = RunStore.start(place / "better", Run.open(place / "run").request, environment)
-    for (model, attack), part in lost.groupby(["model", "perturbation"], sort=False):
+    lost = Run.open(place / "run")
+    better = RunStore.start(place / "better", lost.request, lost.manifest.environment)
+    for model, health in lost.health.items():
+        better.write_record(Record(model=model, health=health))
+    for (model, attack), part in lost.rows.groupby(["model", "perturbation"], sort=False):
         right = part.assign(correct=True, prediction=part["label"])
         better.write_rows(model, AttackId.parse(attack), 0, right)
     fallen = call("check", "run", "--baseline", "better", cwd=place)

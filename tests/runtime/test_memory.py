@@ -33,7 +33,7 @@ settings = ModelSettings(
 )
 network = nn.Sequential(nn.AvgPool2d(64), nn.Flatten(), nn.Linear(1, 10))
 ids = [f"{i:06d}" for i in range(n)]
-samples = Generated("generated", ids, np.arange(n) % 10, tuple("0123456789"), np.empty((0,), np.uint8))
+samples = Generated("generated", ids, np.arange(n) % 10, tuple("0123456789"), np.broadcast_to(np.uint8(0), (n, 64, 64)))
 run = evaluate([Classifier(network, settings, title="toy")], samples, [], out, batch_size=250)
 assert accuracy_table(run)["n"].tolist() == [n]
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
