@@ -57,7 +57,7 @@ def square_grid(embedding: Tensor, patch: int, args: Mapping[str, Any], about: s
         why = f"{bare[0]}x{bare[1]} patches without a class token" if bare else "which is no square grid"
         raise CheckpointError(
             f"{about}: expected position embeddings of a class token and a square grid, got {tokens} tokens, {why}; "
-            "DeiT-III, models with registers and the like load as timm:NAME"
+            "distilled DeiT, DeiT-III, models with registers and the like load as timm:NAME"
         )
     if grid[0] != grid[1]:
         raise CheckpointError(

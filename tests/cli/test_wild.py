@@ -202,7 +202,7 @@ def test_distilled_models(tmp_path):
     features = network.forward_features(loaded.normalize(x))
     expected = (network.head(features[:, 0]) + network.head_dist(features[:, 1])) / 2
     torch.testing.assert_close(loaded(x), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(CheckpointError, match=r"3 unexpected \(dist_token, head_dist"):
+    with pytest.raises(CheckpointError, match="got 198 tokens.*distilled DeiT.*load as timm:NAME"):
         load_classifier("vit-tiny", tmp_path / "m.pth")
 
 
@@ -232,7 +232,7 @@ def test_inspect_says_what_a_file_is(tmp_path):
     assert facts["entries"] == "model, optimizer"
     assert "same parameters" in facts["model"]
     torch.save(timm.create_model("deit_tiny_distilled_patch16_224").state_dict(), tmp_path / "distilled.pth")
-    assert "3 unexpected (dist_token" in dict(inspect(tmp_path / "distilled.pth"))["fits"]
+    assert "got 198 tokens" in dict(inspect(tmp_path / "distilled.pth"))["model"]
     checkpoints.save(tmp_path / "ours.safetensors", tiny("vit").network.state_dict(), tiny_settings("vit"), {"seed": 3})
     facts = dict(inspect(tmp_path / "ours.safetensors"))
     assert facts["model"] == "ViT-w16d2h2"
@@ -243,9 +243,9 @@ def test_inspect_says_what_a_file_is(tmp_path):
         inspect(tmp_path / "torn.pth")
 
 
-def test_a_pickle_of_protocol_4_is_refused_in_words(tmp_path):
+def test_a_plain_pickle_is_refused_in_words(tmp_path):
     (tmp_path / "m.pkl").write_bytes(pickle.dumps({"a": 1}, protocol=4))
-    with pytest.raises(CheckpointError, match="cannot read it"):
+    with pytest.raises(CheckpointError, match="a plain pickle, and opening it could run code"):
         read(tmp_path / "m.pkl")
 
 
