@@ -202,7 +202,7 @@ def test_distilled_models(tmp_path):
     features = network.forward_features(loaded.normalize(x))
     expected = (network.head(features[:, 0]) + network.head_dist(features[:, 1])) / 2
     torch.testing.assert_close(loaded(x), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(CheckpointError, match="got 198 tokens.*distilled DeiT.*load as timm:NAME"):
+    with pytest.raises(CheckpointError, match=r"got 198 tokens.*distilled DeiT.*load as timm:NAME"):
         load_classifier("vit-tiny", tmp_path / "m.pth")
 
 
