@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robustkpca.attacks.gradient_paths import surrogate
+from robustkpca.attacks.gradient_watch import GradientWatch
 from robustkpca.attacks.registry import METHODS, TARGETS, least_classes
 from robustkpca.errors import SpecError
 from robustkpca.models.classifier import Classifier
@@ -64,16 +65,16 @@ class Coordinates:
 class _Surface(nn.Module):
     """The model torchattacks sees: u -> logits."""
 
-    def __init__(self, coordinates: Coordinates) -> None:
+    def __init__(self, coordinates: Coordinates, watch: GradientWatch | None) -> None:
         super().__init__()
         self.classifier = coordinates.classifier
-        self.coordinates = coordinates
+        self.coordinates, self.watch = coordinates, watch
 
     def forward(self, u: Tensor) -> Tensor:
         # Not through KeyedDraws: what the model draws is the model's.
         # A copy, since Square writes into the logits it is given.
         with torch._C.DisableTorchFunction():
-            return self.coordinates.logits(u).clone()
+            return self.coordinates.logits(u if self.watch is None else self.watch.watched(u)).clone()
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,13 @@ def attack(
     spec: AttackSpec,
     threat: Ball,
     draws: Draws,
+    flags: dict[str, str] | None = None,
 ) -> Tensor:
     """Attacked images, float32 (B, C, H, W) in pixels (outside [0, 1] where the threat model does not clip).
 
     images: float32 (B, C, H, W) in [0, 1]; labels: int64 (B,), what to drive away from; `draws`: the budget, and what
-    keys every random number. A ball of radius 0 holds one image: eps 0 returns the images.
+    keys every random number. A ball of radius 0 holds one image: eps 0 returns the images. `flags` takes up, for each
+    sample by id, the flag of a method by gradients that had none to follow, see `GradientWatch`; else "".
     """
     eps, ids = draws.eps, draws.ids
     if eps == 0 and threat.norm != "none":
@@ -125,13 +128,16 @@ def attack(
     )
     # Some attacks seed the global generators, and some models draw from them.
     with seeded(*key, "model", ids[0]), torch.inference_mode(False), torch.enable_grad():
-        engine = method.attack(_Surface(coordinates), **parameters)
         start = coordinates.enter(images.detach().clone())
+        watch = None if flags is None or method.blind else GradientWatch(start.clone(), keyed)
+        engine = method.attack(_Surface(coordinates, watch), **parameters)
         with keyed:
             attacked = engine(start, labels.detach().clone())
         if not isinstance(attacked, Tensor) or attacked.shape != images.shape:
             got = f"shape {tuple(attacked.shape)}" if isinstance(attacked, Tensor) else type(attacked).__name__
             raise TypeError(f"{spec.method} returned {got}, expected a tensor of shape {tuple(images.shape)}")
+        if flags is not None and watch is not None:
+            flags.update(zip(ids, watch.flags, strict=True))
         return coordinates.leave(attacked.detach())
 
 

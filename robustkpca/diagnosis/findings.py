@@ -20,9 +20,9 @@ __all__ = ["RULES", "Finding", "attack_strength", "findings", "model_rules", "ru
 
 # How findings are shown, whatever was imported first; rules of others follow.
 ORDER = (
-    "rows", "chance", "settings", "logits", "randomness", "batch", "gradients", "gradient-precision", "normalisation",
-    "eps-zero", "eps-order", "huge-budget", "more-effort", "one-step", "masked-gradient", "autoattack-square",
-    "autoattack-standard", "attacked-labels",
+    "rows", "chance", "settings", "logits", "randomness", "batch", "gradients", "no-gradient", "gradient-precision",
+    "normalisation", "eps-zero", "eps-order", "huge-budget", "more-effort", "one-step", "masked-gradient",
+    "autoattack-square", "autoattack-standard", "attacked-labels",
 )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from robustkpca.diagnosis.rules import Model, Seen, rule
-from robustkpca.runs.schema import flags_of
+from robustkpca.diagnosis.rules import POINTS, Level, Model, Seen, rule
+from robustkpca.results.accuracy import results_of
+from robustkpca.results.columns import compared_columns
+from robustkpca.runs.schema import flags_of, invalid_flags
 from robustkpca.statistics import proportions
 from robustkpca.suites.attack import ROUNDED_GRADIENTS
 
@@ -16,14 +18,15 @@ SAME = {"float32": 1e-4, "bfloat16": 0.03}
 
 @rule("rows")
 def rows_hold(m: Model) -> Seen:
-    rows, known = m.run.rows, flags_of(m.run.task)
-    raised = rows.loc[(rows["model"] == m.name) & (rows["flags"] != ""), "flags"]
+    rows, known = m.run.rows[m.run.rows["model"] == m.name], flags_of(m.run.task)
+    raised = invalid_flags(rows, m.run.task)
+    raised = raised[raised != ""]
     if raised.empty:
         passed = "every attacked image is within its budget and range, every logit finite"
         if m.run.task.sample_word != "image":
             passed = f"no {m.run.task.sample_word} raises a flag"
         return ("pass", passed, "") if len(rows) else None
-    reasons = ", ".join(known[f] for f in sorted({f for flags in raised for f in flags.split(",")}))
+    reasons = ", ".join(known.get(f, f) for f in sorted({f for flags in raised for f in flags.split(",")}))
     return "fail", f"{len(raised)} rows must not be believed: {reasons}", "Results on such rows are shown as invalid."
 
 
@@ -99,6 +102,29 @@ def gradients(m: Model) -> Seen:
         )
         return ("fail" if zero > 0.1 * n else "warn"), seen, advice
     return "pass", seen, ""
+
+
+@rule("no-gradient", TASK)
+def no_gradient(m: Model) -> Seen:
+    """A row that no attack could be tried on is right whatever the model is worth."""
+    results, steered = results_of(m.run), False
+    counts: dict[str, int] = {}
+    for column in compared_columns(m.run):
+        suite = next((s for s in m.run.suites if s.name == column.suite), None)
+        if suite is None or suite.combination == "mean" or results.incomplete(m.name, column):
+            continue
+        steered |= any(m.run.request.searches.get(spec.method, "blind") != "blind" for spec in suite.attack)
+        attack, budget = column.texts
+        counts[f"{attack} at {suite.threat.budget_word} {budget}"] = results.untried(m.name, column)
+    worst = max(counts, key=lambda name: counts[name], default="")
+    if not counts.get(worst):
+        return ("pass", "no image was left right for want of a gradient to follow", "") if steered else None
+    advice = (
+        "They are right because nothing was tried on them, and may all be breakable: attack them with the margin loss, "
+        "with Square, or for attention with a threshold with the suite adaptive."
+    )
+    level: Level = "fail" if counts[worst] > POINTS * m.run.n else "warn"
+    return level, f"{counts[worst]} of {m.run.n} images had no gradient to follow under {worst} (it was zero)", advice
 
 
 @rule("gradient-precision", TASK)

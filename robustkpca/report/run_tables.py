@@ -8,8 +8,9 @@ import pandas as pd
 
 from robustkpca.results import comparison, imagenet_c, imagenet_o, trainings
 from robustkpca.results.accuracy import VALUE, breakers, results_of
-from robustkpca.results.columns import MEAN, WORST, Column, compared_columns, headline_columns
+from robustkpca.results.columns import MEAN, WORST, Column, columns_of, compared_columns, headline_columns
 from robustkpca.runs.run import Run
+from robustkpca.runs.schema import remarks_of
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, OUT_OF_DISTRIBUTION, AttackId
 from robustkpca.suites.suite import Suite
 from robustkpca.tasks.score import Score
@@ -112,7 +113,23 @@ def _attack_notes(run: Run, long: pd.DataFrame, suite: Suite) -> tuple[str, ...]
     notes = [_meaning(run, long), f"{suite.name}: {suite.describe()}."]
     if suite.cascade:
         notes.insert(1, "Each row counts what the attacks up to it left right.")
-    return tuple(notes)
+    return (*notes, *_untried_notes(run, suite))
+
+
+def _untried_notes(run: Run, suite: Suite) -> list[str]:
+    """How many rows are right because the attack could not be tried, where there are any."""
+    results, counts = results_of(run), dict[str, int]()
+    for column in columns_of(run):
+        for model in run.models if column.suite == suite.name else ():
+            if not results.incomplete(model, column) and (count := results.untried(model, column)):
+                counts[f"{model}, {column_name(column, run)}"] = count
+    if not counts:
+        return []
+    largest = sorted(counts, key=lambda name: -counts[name])[:3]
+    more = f" and {len(counts) - len(largest)} more cells" if len(counts) > len(largest) else ""
+    rows = "; ".join(f"{counts[name]} of {run.n} rows ({name})" for name in largest)
+    why = " or ".join(remarks_of(run.task).values())
+    return [f"Right because {why}: {rows}{more}."]
 
 
 def _attacks_view(run: Run, long: pd.DataFrame, suite: Suite) -> View:

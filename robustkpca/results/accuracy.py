@@ -11,6 +11,7 @@ import pandas as pd
 
 from robustkpca.results.columns import Column, columns_of, spelt_out
 from robustkpca.runs.run import CellStatus, Run
+from robustkpca.runs.schema import raises, remarks_of
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, Cell
 from robustkpca.tasks.score import Score
 
@@ -65,6 +66,12 @@ class Results:
     def parts(self, model: str, column: Column) -> list[pd.DataFrame]:
         """The rows of each cell that a column rests on."""
         return [self.run.cell_rows(model, part) for part in column.parts]
+
+    def untried(self, model: str, column: Column) -> int:
+        """How many samples are right in a column because no attack of it could be tried on them."""
+        remarks = remarks_of(self.run.task)
+        parts = [raises(rows, remarks) for rows in self.parts(model, column)]
+        return int(pd.concat(parts, axis=1).fillna(False).all(axis=1).sum())
 
     @cached_property
     def broken(self) -> pd.DataFrame:

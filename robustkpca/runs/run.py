@@ -26,7 +26,7 @@ from robustkpca.runs.files import read_json, read_table, sealed_text, unsealed, 
 from robustkpca.runs.folder import MARK, RunFolder
 from robustkpca.runs.records import Record, Summary
 from robustkpca.runs.request import FORMAT, Manifest, Request
-from robustkpca.runs.schema import flags_of, schema_of
+from robustkpca.runs.schema import flags_of, invalid_flags, schema_of
 from robustkpca.suites.cell import CLEAN, AttackId, Cell
 from robustkpca.suites.suite import Suite
 from robustkpca.tasks.base import Task
@@ -285,12 +285,15 @@ class Run:
     @cached_property
     def _statuses(self) -> dict[tuple[str, Cell], CellStatus]:
         keys, known = ["model", "perturbation", "budget"], flags_of(self.task)
-        flagged = self.rows[self.rows["flags"] != ""].groupby(keys, sort=False)["flags"].agg(list).to_dict()
+        raised = invalid_flags(self.rows, self.task)
+        raised = raised[raised != ""]
+        flagged = self.rows.loc[raised.index, keys].assign(flags=raised).groupby(keys, sort=False)["flags"]
+        flags_by_cell = flagged.agg(list).to_dict()
         statuses = {}
         for model in self.models:
             for cell in self.cells:
                 key = (model, *cell.texts)
-                count, flags = len(self._groups.get(key, self._none)), flagged.get(key)
+                count, flags = len(self._groups.get(key, self._none)), flags_by_cell.get(key)
                 failures = self.summary.failures  # of one attack, or of the whole model
                 failure = failures.get((model, str(cell.attack))) or failures.get((model, CLEAN))
                 reason = ""

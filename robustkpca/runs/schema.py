@@ -1,9 +1,10 @@
-"""The columns of rows, and the flags that say a row must not be believed."""
+"""The columns of rows, and their flags: those that say a row must not be believed, and those that are counted apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
+import pandas as pd
 import pyarrow as pa
 
 from robustkpca.tasks.base import Task
@@ -32,5 +33,23 @@ def schema_of(task: Task) -> pa.Schema:
 
 
 def flags_of(task: Task) -> Mapping[str, str]:
-    """The flags that a task's rows may have, and what they mean."""
+    """The flags of rows that must not be believed, and what they mean."""
     return {**CORE_FLAGS, **task.flags}
+
+
+def remarks_of(task: Task) -> Mapping[str, str]:
+    """The flags of rows that are counted apart and hold all the same, and what they mean."""
+    return {name: meaning for name, meaning in task.untried.items() if name not in task.flags}
+
+
+def invalid_flags(rows: pd.DataFrame, task: Task) -> pd.Series:
+    """The flags of each row that say it must not be believed, joined by commas."""
+    remarks = remarks_of(task)
+    known = {text: ",".join(n for n in text.split(",") if n not in remarks) for text in rows["flags"].unique()}
+    return rows["flags"].map(known)
+
+
+def raises(rows: pd.DataFrame, names: Container[str]) -> pd.Series:
+    """Which rows have any of these flags, bool."""
+    known = {text: any(name in names for name in text.split(",")) for text in rows["flags"].unique()}
+    return rows["flags"].map(known).astype(bool)

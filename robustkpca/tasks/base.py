@@ -71,7 +71,8 @@ class Perturbation(ABC):
 
     @abstractmethod
     def apply(self, batch: Batch, spec: AttackSpec, threat: Threat, budget: Budget, label: str) -> Tensor:
-        """The perturbed inputs of all samples of the batch. Draws are keyed by (seed, label, budget, sample id)."""
+        """The perturbed inputs of all samples of the batch. Draws are keyed by (seed, label, budget, sample id). For a
+        sample that could not be tried it puts a flag in `batch.untried`."""
 
     def targets(self, batch: Batch, threat: Threat) -> Any:
         """What the perturbation drives the model away from, one for each sample; None where nothing is."""
@@ -102,6 +103,9 @@ class Task(ABC):
     columns: ClassVar[Sequence[tuple[str, pa.DataType]]]  # of rows, beside the core
     scores: ClassVar[Sequence[Score]]  # the first is the headline
     flags: ClassVar[Mapping[str, str]] = {}  # flags of rows beside the core's, and what they mean
+    # Flags of samples that are right because a perturbation could not be tried on them, and what they mean. Those that
+    # are not in `flags` leave the row as it is, to be counted apart.
+    untried: ClassVar[Mapping[str, str]] = {}
     ground_truth: ClassVar[Sequence[str]] = ()  # columns that are the same in any two runs on the same samples
     health_samples: ClassVar[int] = 0  # samples that `health` looks at, the first of the set; 0: none
 

@@ -34,6 +34,9 @@ class Batch(ABC):
         self.inputs = chunk.inputs.to(self.model.device, non_blocking=True)
         self.clean: pd.DataFrame | None = None  # the rows of the samples as they are, in their order
         self.examples: dict[str, dict[str, Any]] = {}  # by attack: samples to look at
+        # By sample id: a flag of `Task.untried` where the perturbation in hand could not be tried, else "". One dict
+        # for the batch and all parts of it.
+        self.untried: dict[str, str] = {}
 
     # -- what a task says
 
@@ -96,21 +99,30 @@ class Batch(ABC):
         rows = rows.assign(**self.attacked(targets))
         if alive.any():
             part = self.take(torch.from_numpy(alive.nonzero()[0]).to(self.inputs.device))
-            attacked = part._perturbed(job, budget)
+            tried = [] if job.after == CLEAN_CELL.attack else self._tried(earlier[alive])
+            attacked = part._perturbed(job, budget, tried)
             self.examples |= part.examples
             rows = pd.concat([rows[~alive], attacked]).set_index("sample").loc[self.ids].reset_index()
         return rows
 
-    def _perturbed(self, job: Job, budget: Budget) -> pd.DataFrame:
+    def _tried(self, rows: pd.DataFrame) -> list[str]:
+        """The samples of these rows that a perturbation could be tried on."""
+        untried = rows["flags"].str.split(",").map(lambda names: not self.task.untried.keys().isdisjoint(names))
+        return list(rows["sample"][~untried.astype(bool)])
+
+    def _perturbed(self, job: Job, budget: Budget, tried: Sequence[str] = ()) -> pd.DataFrame:
+        """The rows of one attack at one budget; on the samples `tried` one before it could be tried."""
         perturbation, threat, label = job.perturbation_of(self.task), job.suite.threat, str(job.id)
 
         def perturbed(part: Batch) -> Tensor:
             return perturbation.apply(part, job.spec, threat, budget, label)
 
+        self.untried.clear()
         if perturbation.decided_by_batch(job.spec):
             inputs = perturbed(self)
         else:
             inputs = self.portions(len(self.ids), lambda part: perturbed(self.take(part)))
+        self.untried.update(dict.fromkeys(tried, ""))
         rows = self._rows(inputs, Cell(job.id, budget), job, threat)
         if budget == threat.headline:
             examples = self.task.examples(self, threat, inputs, rows)
@@ -144,4 +156,8 @@ class Batch(ABC):
             "queries": None,
             "flags": [",".join(n for n, f in zip(raised, row, strict=True) if f) for row in flags],
         }
-        return pd.DataFrame(core | columns)
+        rows = pd.DataFrame(core | columns)
+        if job is not None and any(self.untried.values()):
+            untried = pd.Series([self.untried.get(i, "") for i in self.ids]).where(self.in_play(rows), "")
+            rows["flags"] = (rows["flags"] + "," + untried).str.strip(",")
+        return rows

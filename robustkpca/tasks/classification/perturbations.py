@@ -52,6 +52,7 @@ class BallAttack(Perturbation):
             spec=spec,
             threat=_ball(threat),
             draws=engine.Draws(batch.seed, label, budget.value, batch.ids),
+            flags=batch.untried,
         )
 
     def measure(

@@ -40,7 +40,14 @@ class Classification(Task):
         ("confidence", pa.float32()),  # softmax probability of the prediction
     )
     scores: ClassVar[Sequence[Score]] = (ACCURACY,)
-    flags: ClassVar[Mapping[str, str]] = {"non_finite": "the model's logits were not finite"}
+    flags: ClassVar[Mapping[str, str]] = {
+        "non_finite": "the model's logits were not finite",
+        "gradient_not_finite": "the attack's gradient was not finite where it began",
+    }
+    untried: ClassVar[Mapping[str, str]] = {
+        "gradient_not_finite": flags["gradient_not_finite"],
+        "no_gradient": "the attack had no gradient to follow (it was zero where it began)",
+    }
     ground_truth: ClassVar[Sequence[str]] = ("label",)
     health_samples: ClassVar[int] = HEALTH_SAMPLES
 
