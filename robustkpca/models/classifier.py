@@ -93,12 +93,22 @@ class Classifier(nn.Module):
         # The user's name for it, and what it is averaged under with other trainings.
         self.given_name: str | None = None
         self.group: str | None = None
-        self.weights = weights or weights_hash(self.network.state_dict())
+        self._given, self._values = weights, self._hash()
         self.compiled = False
         shape = (1, settings.preprocessing.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(settings.preprocessing.mean).reshape(shape), persistent=False)
         self.register_buffer("std", torch.tensor(settings.preprocessing.std).reshape(shape), persistent=False)
         self.eval()
+
+    @property
+    def weights(self) -> str:
+        """A hash of the network's parameters and buffers as they are now: that of the file they came from, until one
+        was changed."""
+        now = self._hash()
+        return self._given if self._given is not None and now == self._values else now
+
+    def _hash(self) -> str:
+        return weights_hash(self.network.state_dict() | dict(self.network.named_buffers()))
 
     def train(self, mode: bool = True) -> Classifier:
         """Stays in eval mode, all sub-modules too, whatever an attack library asks for."""
@@ -124,6 +134,7 @@ class Classifier(nn.Module):
             raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
         new = self._over(self.network, self.settings, compiled)
         new.network.to(dtype)
+        new._values = new._hash()  # rounded, but of the same file
         if checkpointed:
             switch: Any = getattr(new.network, "set_grad_checkpointing", None)
             if switch is None:

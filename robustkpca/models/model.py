@@ -12,8 +12,12 @@ class Model(Protocol):
 
     title: str
     source: str  # where it came from
-    weights: str  # a hash of what decides its outputs
     notes: tuple[str, ...]  # what was done to it
+
+    @property
+    def weights(self) -> str:
+        """A hash of what decides its outputs, as it is now."""
+        ...
 
     @property
     def device(self) -> Any: ...

@@ -41,7 +41,7 @@ class ModelRecord(Frozen):
     overrides: each setting that contradicts the file, e.g. `lambda 1 (file: 4)`.
     recipe: hash of how it was trained but for the seed, where the file says so; training_seed: that seed. They decide
         which models are averaged, and no number of one.
-    dtype: of the model, where it is not the request's.
+    dtype: of the model, where it is not the request's. code: hash of a network's code, where it is not a library's.
     """
 
     label: str
@@ -60,6 +60,7 @@ class ModelRecord(Frozen):
     recipe: str | None = None
     training_seed: int | None = None
     dtype: str | None = None
+    code: str | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class ModelRecord(Frozen):
         return self.overrides or tuple(note for note in self.notes if note.startswith(TRAINED_AS))
 
 
-_LATER = ("title", "given_name", "group", "weight_choice", "overrides", "recipe", "training_seed", "dtype")
+_LATER = ("title", "given_name", "group", "weight_choice", "overrides", "recipe", "training_seed", "dtype", "code")
 
 
 _DECIDES_NOTHING: dict[str, Any] = {"searches": True, "models": {"__all__": {"recipe", "training_seed"}}}

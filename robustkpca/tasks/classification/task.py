@@ -63,10 +63,13 @@ class Classification(Task):
         return adapt(models, samples, suites, options)  # type: ignore[arg-type]
 
     def describe(self, model: Any) -> dict[str, Any]:
+        from robustkpca.models.code import code_hash
+
         return {
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "settings": model.settings,
             "attention": model.attention_kernel,
+            "code": code_hash(model.network),
         }
 
     def reader(self, samples: SampleSet, model: Any, cache: PixelCache | None) -> Callable[[int], Tensor]:
