@@ -43,12 +43,31 @@ class _Among(nn.Module):
         self.register_buffer("chosen", torch.tensor(indices), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _one_head(self.network(x)).index_select(1, self.chosen)
+        return logits_of(self.network(x))[0].index_select(1, self.chosen)
 
 
-def _one_head(logits: Tensor | Sequence[Tensor]) -> Tensor:
-    """Logits of a class head and a distillation head are averaged, as DeiT does."""
-    return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+def logits_of(output: object) -> tuple[Tensor, str]:
+    """The logits in what a network returned, and how they were found there, "" where it returned nothing else.
+
+    They are a tensor, the attribute or entry `logits`, the mean of a pair of equal shapes (class and distillation
+    heads, as DeiT does), or the first of any other tuple or list. Raises CheckpointError for anything else.
+    """
+    if isinstance(output, Tensor):
+        return output, ""
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named, f"logits are the entry `logits` of the network's {type(output).__name__}"
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        first, *rest = output
+        if len(rest) == 1 and isinstance(rest[0], Tensor) and rest[0].shape == first.shape:
+            return torch.stack((first, rest[0])).mean(0), "logits are the mean of the network's two heads"
+        return first, f"logits are the first of the network's {len(output)} outputs"
+    kind = type(output).__name__
+    if isinstance(output, Mapping):
+        kind += f" of {', '.join(map(str, list(output)[:5])) or 'nothing'}"
+    elif isinstance(output, tuple | list):
+        kind += f" of {', '.join(type(item).__name__ for item in output[:5]) or 'nothing'}"
+    raise CheckpointError(f"expected the network to return a float tensor (B, classes) or `logits`, got {kind}")
 
 
 def _own(network: nn.Module) -> nn.Module:
@@ -63,10 +82,9 @@ class Classifier(nn.Module):
 
     The weights are the given network's, not copied; its modes, `requires_grad` and `.grad` are left as they are.
 
-    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes). A
-    network that returns a pair (class and distillation heads) is read as the mean of the two, as DeiT does,
-    everywhere alike. Logits are float32; in bfloat16 (see `variant`) the network's own weights and activations are
-    rounded.
+    forward: float32 images (B, C, H, W) in [0, 1], C and H = W of `settings.preprocessing`, to logits (B, classes),
+    which are looked for in what the network returns as `logits_of` says, everywhere alike. Logits are float32; in
+    bfloat16 (see `variant`) the network's own weights and activations are rounded.
     """
 
     mean: Tensor
@@ -132,6 +150,8 @@ class Classifier(nn.Module):
         """
         if dtype not in DTYPES.values():
             raise SpecError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
+        if compiled:
+            self.note_logits()
         new = self._over(self.network, self.settings, compiled)
         new.network.to(dtype)
         new._values = new._hash()  # rounded, but of the same file
@@ -141,6 +161,38 @@ class Classifier(nn.Module):
                 raise SpecError(f"{self.title}: it has no blocks that could be checkpointed")
             switch()
         return new
+
+    def note_logits(self) -> None:
+        """Say in `notes` where the logits are in what the network returns, unless that is a plain tensor.
+
+        Raises CheckpointError where there are none.
+        """
+        if self.compiled or type(self.network).__module__.startswith("timm."):  # the latter return tensors
+            return
+        p = self.settings.preprocessing
+        images = torch.zeros(_BLOCK, p.channels, p.img_size, p.img_size, device=self.device)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), torch.no_grad():
+            try:
+                output = self._output(self.normalize(images))
+            except Exception:  # whatever it is, it comes again where the network is used, and is handled there
+                return
+        note = self._logits(output)[1]
+        if note and note not in self.notes:
+            self.notes = (*self.notes, note)
+
+    def _output(self, images: Tensor) -> object:
+        """What the network returns for normalised images."""
+        return self.network(images.to(torch.bfloat16) if self.dtype == torch.bfloat16 else images)
+
+    def _logits(self, output: object) -> tuple[Tensor, str]:
+        try:
+            logits, note = logits_of(output)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.title}: {error}") from None
+        if not logits.is_floating_point():
+            kind = str(logits.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{self.title}: expected logits of floats, got {kind} {tuple(logits.shape)}")
+        return logits, note
 
     def _over(self, network: nn.Module, settings: ModelSettings, compiled: bool | None = None) -> Classifier:
         known = {"title": self.title, "source": self.source, "notes": self.notes, "weights": self.weights}
@@ -201,9 +253,7 @@ class Classifier(nn.Module):
         # the same to the bit in any batch (measured with one and two threads).
         if images.device.type == "cpu" and batch % _BLOCK:
             images = torch.cat([images, images[:1].expand(_BLOCK - batch % _BLOCK, *images.shape[1:])])
-        if self.dtype == torch.bfloat16:
-            images = images.to(torch.bfloat16)
-        logits = _one_head(self.network(images))[:batch]
+        logits = self._logits(self._output(images))[0][:batch]
         if logits.shape != (batch, self.settings.num_classes):
             raise CheckpointError(
                 f"{self.title}: expected logits of shape {(batch, self.settings.num_classes)}, "

@@ -31,6 +31,7 @@ def adapt(models: Models, samples: Samples, suites: Sequence[Suite], options: Op
     for classifier in usable:
         samples.labels_for(classifier.settings)
         _refuse(classifier, suites, options)
+        classifier.note_logits()
     fitted = [_narrowed(m, samples, options) if isinstance(m, Classifier) else m for m in models]
     notes = [(ROUNDED_GRADIENTS,) if isinstance(m, Classifier) and misled_attack(m, suites) else () for m in fitted]
     fewest = min((m for m in fitted if isinstance(m, Classifier)), key=lambda m: m.settings.num_classes)
