@@ -20,6 +20,7 @@ INTERRUPTED = 130  # as a shell counts a process that SIGINT ended
 def main() -> None:
     """Entry point. Ends the process: 0, the command's own exit code, 2 for what the user gave, 3 for what failed
     itself, 130 for Ctrl-C."""
+    _wait_passively()
     try:
         import signal
 
@@ -42,6 +43,15 @@ def main() -> None:
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     sys.exit(code)
+
+
+def _wait_passively() -> None:
+    """Threads of OpenMP that wait give the processor up, unless the user says how they wait: by default they spin, and
+    where other work has a core, on which one of them then waits its turn, all others spin for it. Before torch is
+    imported, when OpenMP reads it."""
+    ours = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+    if not ours.keys() & os.environ.keys():
+        os.environ.update(ours)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
