@@ -137,7 +137,7 @@ def _suites(
     suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]
     # Each option changes the suites that have it; one that no suite has is an error.
     if eps:
-        have = [suite.threat.budget_word == "eps" for suite in suites]
+        have = [suite.threat.has_eps for suite in suites]
         suites = [s.with_eps(eps) if has or not any(have) else s for s, has in zip(suites, have, strict=True)]
     if steps is not None:
         have = [suite.has_steps for suite in suites]

@@ -177,6 +177,7 @@ def show_run(run: Run, *, verdicts: bool = False) -> bool:
     """Print tables, receipt and findings; False when a cell has no result. `verdicts`: what every rule says matters,
     not which model is better."""
     from robustkpca.diagnosis.findings import findings, rules_of
+    from robustkpca.diagnosis.rules import ENOUGH
     from robustkpca.report import run_tables
     from robustkpca.report.provenance import receipt_in_brief
 
@@ -194,6 +195,8 @@ def show_run(run: Run, *, verdicts: bool = False) -> bool:
         missing = [rule for rule in rules_of(run) if not any(f.rule == rule and f.model == model for f in all_findings)]
         if missing:
             note(f"not judged, {model}: {', '.join(missing)}")
+    if run.n < ENOUGH:
+        note(f"n = {run.n} is too few for most rules to pass: they are not judged")
     counts = {level: sum(f.level == level for f in all_findings) for level in _COLOURS}
     out.print(f"findings: {', '.join(f'{n} {level}' for level, n in counts.items())}", highlight=False)
     return say_missing(run)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pandas as pd
 
 from robustkpca.diagnosis.rules import (
+    ENOUGH,
     Level,
     Model,
     Seen,
@@ -44,7 +45,7 @@ def eps_order(m: Model) -> Seen:
     return compared(m, seen, f"{m.run.task.score.title.lower()} does not get better with the budget")
 
 
-@rule("huge-budget", TASK)
+@rule("huge-budget", TASK, fewest=ENOUGH)
 def huge_budget(m: Model) -> Seen:
     seen: list[Seen] = []
     for group in m.groups():
@@ -125,7 +126,7 @@ def masked_gradient(m: Model) -> Seen:
     return compared(m, seen, "other attacks find no more than those along the model's own gradient")
 
 
-@rule("autoattack-square", TASK)
+@rule("autoattack-square", TASK, fewest=ENOUGH)
 def square_last(m: Model) -> Seen:
     """The reference AutoAttack warns when Square breaks what APGD and FAB left."""
     seen: list[Seen] = []
@@ -141,6 +142,7 @@ def square_last(m: Model) -> Seen:
             advice = (
                 "Gradients miss what a search without them finds: the gradient may be masked. Try the suite adaptive."
             )
-            text = f"{attacks[-1]} at eps {budget} broke {count} images that the attacks before it left"
+            where = f"{attacks[-1]} at {suite.threat.budget_word} {budget}"
+            text = f"{where} broke {count} images that the attacks before it left"
             seen.append(("warn", text, advice) if count > max(1, 0.01 * m.run.n) else None)
     return gravest(seen, "Square adds little to the attacks before it")

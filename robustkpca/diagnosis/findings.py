@@ -48,13 +48,15 @@ def rules_of(run: Run) -> list[str]:
 
 
 def findings(run: Run) -> list[Finding]:
-    """What every rule that can be applied says of every model that was evaluated, passes included."""
+    """What every rule that can be applied says of every model that was evaluated, passes included where there are
+    samples enough for one."""
     if run not in _made:
         results = []
         for name in run.models:
             model = Model(run, name)
             for rule in rules_of(run):
-                if (seen := RULES[rule].judge(model)) is not None:
+                seen = RULES[rule].judge(model)
+                if seen is not None and (seen[0] != "pass" or run.n >= RULES[rule].fewest):
                     results.append(Finding(seen[0], rule, name, seen[1], seen[2]))
         _made[run] = results
     return list(_made[run])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from robustkpca.diagnosis.rules import POINTS, Level, Model, Seen, rule
+from robustkpca.diagnosis.rules import ENOUGH, POINTS, Level, Model, Seen, rule
 from robustkpca.results.accuracy import results_of
 from robustkpca.results.columns import compared_columns
 from robustkpca.runs.schema import flags_of, invalid_flags
@@ -45,7 +45,7 @@ def above_chance(m: Model) -> Seen:
     )
 
 
-@rule("logits", TASK)
+@rule("logits", TASK, fewest=ENOUGH)
 def softmaxed(m: Model) -> Seen:
     if not m.health:
         return None
@@ -58,7 +58,7 @@ def softmaxed(m: Model) -> Seen:
     return "pass", "outputs are not probabilities", ""
 
 
-@rule("randomness", TASK)
+@rule("randomness", TASK, fewest=ENOUGH)
 def random(m: Model) -> Seen:
     if not m.health:
         return None
@@ -83,7 +83,7 @@ def random(m: Model) -> Seen:
     )
 
 
-@rule("gradients", TASK)
+@rule("gradients", TASK, fewest=ENOUGH)
 def gradients(m: Model) -> Seen:
     if not m.health:
         return None
@@ -127,7 +127,7 @@ def no_gradient(m: Model) -> Seen:
     return level, f"{counts[worst]} of {m.run.n} images had no gradient to follow under {worst} (it was zero)", advice
 
 
-@rule("gradient-precision", TASK)
+@rule("gradient-precision", TASK, fewest=ENOUGH)
 def precision(m: Model) -> Seen:
     dtype = m.run.request.dtype
     if ROUNDED_GRADIENTS in m.record.notes:
@@ -164,7 +164,7 @@ def _repeats(m: Model, probe: dict[str, Any]) -> bool:
     return all(v is not None and v <= _same(m) for v in seen) and not probe["random_predictions"]
 
 
-@rule("batch", TASK)
+@rule("batch", TASK, fewest=ENOUGH)
 def batch(m: Model) -> Seen:
     if not m.health or not m.health["finite"] or m.health["random"] is None or m.health["random"] > _same(m):
         return None
@@ -180,7 +180,7 @@ def batch(m: Model) -> Seen:
     )
 
 
-@rule("normalisation", TASK)
+@rule("normalisation", TASK, fewest=ENOUGH)
 def normalisation(m: Model) -> Seen:
     if not m.health or not m.health["normalisations"]:
         return None

@@ -23,27 +23,30 @@ Level = Literal["pass", "warn", "fail"]
 Seen = tuple[Level, str, str] | None  # level, what was seen, what it means and what to do; None: nothing to judge by
 LEVEL = 0.01  # of the one-sided tests below
 FEWEST = 7  # samples that must change, all in one direction, for the exact McNemar test to be significant
+ENOUGH = 2 * FEWEST  # samples below which not even a difference of half of them shows
 POINTS = 0.01  # a share of the samples too small to make a finding of, whatever its p value
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One reason not to believe a number. `tasks`: those it applies to; empty for all."""
+    """One reason not to believe a number. `tasks`: those it applies to; empty for all. `fewest`: samples that a pass
+    needs; with less it is not judged, unless something is wrong."""
 
     name: str
     judge: Callable[[Model], Seen]
     tasks: tuple[str, ...]
+    fewest: int = 0
 
 
 RULES: Registry[Rule] = Registry("rule", "robustkpca.rules")
 
 
-def rule(name: str, *tasks: str) -> Callable[[Callable[[Model], Seen]], Callable[[Model], Seen]]:
+def rule(name: str, *tasks: str, fewest: int = 0) -> Callable[[Callable[[Model], Seen]], Callable[[Model], Seen]]:
     """Make a function a rule: it looks at one model of one run, and says pass, warn or fail, or None where the run does
-    not hold what it needs. `tasks`: those it applies to; none for all."""
+    not hold what it needs. `tasks`: those it applies to; none for all. `fewest`: see `Rule`."""
 
     def add(judge: Callable[[Model], Seen]) -> Callable[[Model], Seen]:
-        RULES.register(name)(Rule(name, judge, tasks))
+        RULES.register(name)(Rule(name, judge, tasks, fewest))
         return judge
 
     return add
@@ -162,7 +165,7 @@ def clearly_lower(pair: Paired) -> bool:
 
 def compared(m: Model, seen: Sequence[Seen], passed: str) -> Seen:
     """`gravest` of comparisons: too few samples to see a difference of half of them pass nothing."""
-    if m.run.n < 2 * FEWEST and all(s is None for s in seen):
+    if m.run.n < ENOUGH and all(s is None for s in seen):
         return None
     return gravest(seen, f"{passed} ({m.resolution})")
 

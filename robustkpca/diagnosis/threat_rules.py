@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from robustkpca.diagnosis.rules import Model, Seen, gravest, rule
+from robustkpca.diagnosis.rules import ENOUGH, Model, Seen, gravest, rule
 from robustkpca.suites.attack import AttackSpec
 from robustkpca.suites.budget import Budget
 from robustkpca.suites.suite import load_suite
@@ -23,7 +23,10 @@ def settings(m: Model) -> Seen:
             continue
         for attack, spec in suite.attacks.items():
             usual = [budget for budget in suite.budgets if 0 < budget.value < HUGE]
-            seen += [_misfit(f"{attack} at eps {budget}", suite.threat, spec, budget) for budget in usual]
+            seen += [
+                _misfit(f"{attack} at {suite.threat.budget_word} {budget}", suite.threat, spec, budget)
+                for budget in usual
+            ]
     return gravest(seen, "step sizes and budgets fit each other")
 
 
@@ -70,7 +73,7 @@ def standard_autoattack(m: Model) -> Seen:
     return gravest(seen, "AutoAttack has its standard parameters")
 
 
-@rule("attacked-labels", TASK)
+@rule("attacked-labels", TASK, fewest=ENOUGH)
 def attacked_labels(m: Model) -> Seen:
     seen: list[Seen] = []
     for a in m.attacks:

@@ -69,7 +69,7 @@ def _budget_axis(suite: Suite) -> str:
         return f"{suite.threat.budget_word} (0: clean)"
     left_out = _far_out(suite)
     beyond = f"; {left_out} not drawn" if left_out else ""
-    if not isinstance(suite.threat, Ball):
+    if not isinstance(suite.threat, Ball) or not suite.threat.has_eps:
         return f"{suite.threat.budget_word} (0: clean{beyond})"
     unit = "normalised units" if suite.threat.space == "normalized" else "pixel units"
     return f"eps * 255 ({unit}; 0: clean{beyond})"
@@ -77,7 +77,7 @@ def _budget_axis(suite: Suite) -> str:
 
 def _attack_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     attack = str(headline(suite).attack)
-    factor = 255 if isinstance(suite.threat, Ball) else 1
+    factor = 255 if isinstance(suite.threat, Ball) and suite.threat.has_eps else 1
     place = {str(b): float(b.value * factor) for b in suite.budgets}
     part, clean = results[results["attack"] == attack], results[results["attack"] == CLEAN].assign(x=0.0)
     # The clean result stands for a budget of 0, unless that was run itself.
@@ -147,7 +147,7 @@ def example_images(run: Run, suite: Suite) -> bytes | None:
     with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:
         parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
         for part, (model, label, examples) in zip(parts, rows, strict=True):
-            part.suptitle(f"{model}, {label} eps {examples.budget}", fontsize=8)
+            part.suptitle(f"{model}, {label} {suite.threat.budget_word} {examples.budget}", fontsize=8)
             line = part.subplots(1, 3 * SHOWN)
             for axes in line:
                 axes.set_axis_off()

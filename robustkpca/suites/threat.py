@@ -35,6 +35,11 @@ class Threat(Frozen, ABC):
         """One line that says what a number under this threat model means."""
 
     @property
+    def has_eps(self) -> bool:
+        """Whether `--eps` gives it other budgets."""
+        return self.budget_word == "eps"
+
+    @property
     def family(self) -> tuple[object, ...]:
         """What must be the same for attacks to be compared at one budget."""
         return (self.kind,)
@@ -74,7 +79,6 @@ class Ball(Threat):
     """
 
     kind: Literal["ball"] = "ball"
-    budget_word: ClassVar[str] = "eps"
     nested: ClassVar[bool] = True
     norm: Literal["linf", "l2", "l1", "none"]
     eps: tuple[str, ...] = Field(min_length=1)
@@ -106,6 +110,11 @@ class Ball(Threat):
         return tuple(map(eps_budget, self.eps))
 
     @property
+    def budget_word(self) -> str:  # type: ignore[override]  # other kinds have one word for all
+        """Without a bound the budget is the attack's confidence."""
+        return "confidence" if self.norm == "none" else "eps"
+
+    @property
     def headline(self) -> Budget:
         """The largest, but a huge one of a battery only where there is no other."""
         usual = [b for b in self.budgets if self.norm != "linf" or b.value < HUGE]
@@ -117,10 +126,11 @@ class Ball(Threat):
 
     @property
     def ordered(self) -> bool:
-        # Without a bound, eps is another parameter of the attack, such as the confidence of CW.
-        return self.norm != "none"
+        return self.has_eps
 
     def with_budgets(self, budgets: list[str]) -> Ball:
+        if not self.has_eps:
+            super().with_budgets(budgets)
         ball: Ball = Ball.parse({**self.model_dump(), "eps": budgets}, "--eps")
         return ball
 
@@ -130,8 +140,8 @@ class Ball(Threat):
         unit = " in normalised units" if self.clip and self.space == "normalized" else ""
         clip = f"clipped to [0, 1]{unit}" if self.clip else "not clipped"
         labels = "true labels" if self.labels == "true" else "the model's own clean predictions as labels"
-        eps = ", ".join(f"{b} ({float(b):.4f})" for b in self.budgets)
-        return f"{norm}, eps {eps}; {space}, {clip}; {labels}"
+        eps = ", ".join(f"{b} ({float(b):.4f})" if self.has_eps else str(b) for b in self.budgets)
+        return f"{norm}, {self.budget_word} {eps}; {space}, {clip}; {labels}"
 
 
 @THREATS.register("corruptions")

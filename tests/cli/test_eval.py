@@ -209,3 +209,14 @@ def test_a_torn_chunk_is_made_again(place):
     assert (torn.returncode, "0000007.parquet: torn" in torn.stderr) == (2, True)
     assert call(*arguments, cwd=place).returncode == 0
     assert Run.open(place / "mended").rows.equals(before)
+
+
+def test_eps_goes_to_suites_that_have_one():
+    from robustkpca.cli.eval import _suites
+    from robustkpca.errors import SpecError
+
+    pgd, cw = _suites(["pgd", "cw"], None, ["2/255"], None, attacked=True)
+    assert [*map(str, pgd.budgets)] == ["2/255"]
+    assert (cw.threat.budget_word, [*map(str, cw.budgets)]) == ("confidence", ["0"])
+    with pytest.raises(SpecError, match="this one has confidence 0"):
+        _suites(["cw"], None, ["2/255"], None, attacked=True)

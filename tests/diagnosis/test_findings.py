@@ -316,6 +316,22 @@ def test_few_samples_pass_no_comparison(tmp_path):
     assert levels["eps-zero"] == "pass"
 
 
+ANY_NUMBER = {"rows", "settings", "chance", "no-gradient", "eps-zero"}  # facts of a run, and a test that counts samples
+
+
+@pytest.mark.parametrize(("n", "judged"), [(4, False), (13, False), (14, True)])
+def test_a_pass_needs_samples(tmp_path, n, judged):
+    _, levels = diagnosed(Linear(), at_margins(MIXED[:n]), tmp_path / "run")
+    assert set(levels.values()) == {"pass"}
+    assert (set(levels) <= ANY_NUMBER) != judged
+    assert ({"gradients", "logits", "batch", "huge-budget", "attacked-labels"} <= set(levels)) == judged
+
+
+def test_what_is_wrong_is_said_of_few_samples_too(tmp_path):
+    _, levels = diagnosed(Scaled(), at_margins(MIXED[:4]), tmp_path / "run")
+    assert levels["gradients"] == "fail"
+
+
 def test_eps_zero_that_changes_answers(honest):
     rows = honest.rows.copy()
     here = rows.index[(rows["perturbation"] == "diagnose/pgd") & (rows["budget"] == "0")]
@@ -349,7 +365,7 @@ def test_broken_rows_and_autoattack_of_other_steps(noise_samples, tmp_path):
     assert (said.level, "left its budget" in said.message) == ("fail", True)
     suite = load_suite("autoattack").with_steps(2).with_eps(["8/255"]).model_dump()
     suite["attack"][-1]["parameters"]["n_queries"] = 5
-    run = evaluate([tiny()], noise_samples.take(np.arange(6)), [Suite.parse(suite, "s")], tmp_path / "aa")
+    run = evaluate([tiny()], noise_samples.take(np.arange(14)), [Suite.parse(suite, "s")], tmp_path / "aa")
     levels = {f.rule: f.level for f in findings(run)}
     assert levels["autoattack-standard"] == "warn"
     assert "autoattack-square" in levels

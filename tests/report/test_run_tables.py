@@ -5,6 +5,7 @@ import numpy as np
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.models.settings import Preprocessing
 from robustkpca.report import provenance, run_tables
+from robustkpca.report.summary import summary
 from robustkpca.results import accuracy, comparison
 from robustkpca.runs.request import ModelRecord
 from robustkpca.suites.cell import CLEAN
@@ -38,6 +39,8 @@ def test_the_receipt_has_budgets_in_both_units(noise_samples, tmp_path):
     assert "is 0.1370 to 0.1401 normalised" in provenance.budgets_in_both_units(run, colour)
     cw = evaluate([tiny()], noise_samples.take(np.arange(4)), [load_suite("cw").with_steps(1)], tmp_path / "cw")
     assert "it decides the figures of CW" in " ".join(provenance.receipt_lines(cw))
+    assert list(run_tables.views(cw)[0].cells.columns) == ["clean", "confidence 0"]
+    assert any("Under cw at confidence 0" in line for line in summary(cw, []))
 
 
 def two_attacks(eps=("2/255", "4/255")) -> Suite:

@@ -92,11 +92,14 @@ def test_describe_says_in_which_units_values_are_clipped():
     data = {**base(), "threat": {**base()["threat"], "space": "normalized"}}
     assert "clipped to [0, 1] in normalised units" in Suite.parse(data, "suite").describe()
     assert "clipped to [0, 1];" in load_suite("pgd").describe()
+    assert "no bound, confidence 0;" in load_suite("cw").describe()
 
 
 def test_overrides_refuse_what_has_no_such_thing():
     with pytest.raises(SpecError, match="severities, not eps"):
         load_suite("corruptions").with_eps(["1/255"])
+    with pytest.raises(SpecError, match="expected a suite with eps, this one has confidence 0"):
+        load_suite("cw").with_eps(["1/255"])
     with pytest.raises(SpecError, match="no attack with steps"):
         load_suite("fgsm").with_steps(3)
     assert load_suite("pgd").with_steps(3).attack[0].parameters["steps"] == 3
