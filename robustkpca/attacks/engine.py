@@ -65,7 +65,7 @@ class Coordinates:
 class _Surface(nn.Module):
     """The model torchattacks sees: u -> logits."""
 
-    def __init__(self, coordinates: Coordinates, watch: GradientWatch | None) -> None:
+    def __init__(self, coordinates: Coordinates, watch: GradientWatch | None = None) -> None:
         super().__init__()
         self.classifier = coordinates.classifier
         self.coordinates, self.watch = coordinates, watch
