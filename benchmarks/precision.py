@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustkpca import Classifier, load_classifier, load_samples
-from robustkpca.models.checkpoints import EMBEDDED
+from robustkpca.models.settings import EMBEDDED
 from robustkpca.profile import machine
 
 BATCH = 100

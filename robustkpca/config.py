@@ -31,12 +31,14 @@ class Frozen(BaseModel):
             errors = error.errors()
             # A misspelt key first: it is why another one is missing.
             first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
-            where = ".".join(map(str, first["loc"])) or "the whole"
+            where = f"{what}: {'.'.join(map(str, first['loc'])) or 'the whole'}"
+            if first["loc"] and what == "--" + str(first["loc"][0]).replace("_", "-"):
+                where = what  # an option's name says where
             shown = repr(first["input"])
             got = "" if first["type"] == "missing" or len(shown) > 80 else f" (got {shown})"
             text = first["msg"].removeprefix("Value error, ")
             more = f" And {error.error_count() - 1} more." if error.error_count() > 1 else ""
-            raise SpecError(f"{what}: {where}: {text}{got}.{more}") from None
+            raise SpecError(f"{where}: {text}{got}.{more}") from None
 
 
 def data_folder(packed: str, source: str) -> Path:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 FAILED = 3  # exit code where a command could not do its work, which says nothing of what the user gave or asked
 
 
 class RobustKPCAError(Exception):
-    """Base class: something the user gave cannot be used. The message says expected, got, and what exists."""
+    """Base class: something the user gave cannot be used. The message says expected, got, and what exists.
+
+    lacks: settings that a model does not have, by their names in `ModelOptions`, where that is what is wrong.
+    """
 
     exit_code = 2
+
+    def __init__(self, *args: object, lacks: Collection[str] = ()) -> None:
+        super().__init__(*args)
+        self.lacks = frozenset(lacks)
 
 
 class SpecError(RobustKPCAError):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from robustkpca.config import Frozen, data_folder, read_toml
 from robustkpca.datasets.sources import load_samples
-from robustkpca.errors import CheckpointError, DataError, SpecError, unknown
+from robustkpca.errors import DataError, SpecError, unknown
 from robustkpca.evaluation.loop import Resources, carry_out
 from robustkpca.evaluation.plan import Plan
-from robustkpca.models.model import Model, Unusable
-from robustkpca.models.options import ModelOptions, load_model
+from robustkpca.models.loading import load_models
+from robustkpca.models.options import ModelOptions
 from robustkpca.report import paper_tables
 from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
@@ -38,29 +37,6 @@ class Experiment(Frozen):
     part: tuple[Part, ...] = Field(min_length=1)
 
 
-class ModelEntry(Frozen):
-    """One model of a models file; fields are the options of `eval`."""
-
-    name: str | None = None
-    checkpoint: str | None = None
-    weights: Literal["raw", "ema"] = "raw"
-    iterations: int | None = None
-    lam: float | None = Field(default=None, alias="lambda")
-    layers: Literal["first", "all"] | tuple[int, ...] | None = None
-    heads: int | None = None
-    img_size: int | None = None
-
-    def load(self, device: str) -> Model | Unusable:
-        """The model, on `device`; Unusable where its weights do not load."""
-        options = ModelOptions(**self.model_dump(exclude={"name", "checkpoint", "iterations"}))
-        try:
-            return load_model(self.name, self.checkpoint, options, self.iterations, device)
-        except CheckpointError as error:
-            return Unusable(
-                self.name or Path(self.checkpoint or "").stem, self.checkpoint or str(self.name), str(error)
-            )
-
-
 def _folder() -> Path:
     return data_folder("_experiments", "benchmarks")
 
@@ -81,14 +57,6 @@ def load_experiment(name: str) -> Experiment:
     return experiment
 
 
-def load_models(path: Path) -> list[ModelEntry]:
-    """A TOML file of [[model]] tables."""
-    data = read_toml(path, "models")
-    if set(data) != {"model"} or not isinstance(data["model"], list) or not data["model"]:
-        raise SpecError(f"models {path}: expected [[model]] tables, got {', '.join(data) or 'nothing'}")
-    return [ModelEntry.parse(entry, f"models {path}, number {i}") for i, entry in enumerate(data["model"], start=1)]
-
-
 @dataclass(frozen=True)
 class Setup:
     """How an experiment is run: on which samples, and where.
@@ -106,7 +74,7 @@ class Setup:
 
 def run(
     experiment: Experiment,
-    models: Sequence[ModelEntry],
+    models: Sequence[ModelOptions],
     data: Sequence[str],
     out: Path,
     setup: Setup | None = None,
@@ -126,7 +94,7 @@ def run(
             f"experiment {experiment.name}: expected --data for {', '.join(missing)}, got {', '.join(data) or 'none'}"
         )
     plans = []
-    classifiers = [entry.load(setup.device) for entry in models]
+    classifiers = load_models(models, device=setup.device)
     for part in experiment.part:
         spec = wanted[part.data]
         assert spec is not None

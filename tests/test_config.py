@@ -4,12 +4,12 @@ import unicodedata
 
 import pytest
 
-from robustkpca.cli.start import model_options
 from robustkpca.config import read_toml
 from robustkpca.errors import CheckpointError, SpecError
-from robustkpca.experiments import load_models
 from robustkpca.models import checkpoints
 from robustkpca.models.checkpoints import load_classifier
+from robustkpca.models.loading import load_model
+from robustkpca.models.options import class_names, read_models_file
 from robustkpca.suites.suite import load_suite
 from robustkpca.train.recipes import load_recipe
 from tests.helpers.oracles import tiny, tiny_settings
@@ -55,16 +55,16 @@ def test_the_home_folder_in_toml_and_in_python(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     checkpoints.save(tmp_path / "m.safetensors", tiny().network.state_dict(), tiny_settings(), {})
     (tmp_path / "models.toml").write_text('[[model]]\ncheckpoint = "~/m.safetensors"\n')
-    (entry,) = load_models(tmp_path / "models.toml")
-    assert entry.load("cpu").weights == load_classifier(checkpoint="~/m.safetensors").weights == tiny().weights
+    (entry,) = read_models_file(tmp_path / "models.toml")
+    assert load_model(entry).weights == load_classifier(checkpoint="~/m.safetensors").weights == tiny().weights
     with pytest.raises(CheckpointError, match=rf"checkpoint {tmp_path}/none.pth: expected a file"):
         load_classifier(checkpoint="~/none.pth")
-    assert len(load_models("~/models.toml")) == 1
+    assert len(read_models_file("~/models.toml")) == 1
 
 
 def classes_of(path, names, **options):
     path.write_bytes(BOM + decomposed("\n".join(names)).encode(**options) + b"\r\n")
-    return model_options(None, None, classes=path).classes
+    return class_names(path)
 
 
 def test_class_lists_are_compared_as_they_are_read(tmp_path):

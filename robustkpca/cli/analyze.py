@@ -13,24 +13,17 @@ import typer
 from robustkpca.cli.options import (
     MODEL_HELP,
     Analysis,
-    Checkpoint,
-    Classes,
     Data,
     Device,
-    Heads,
-    ImageSize,
-    Iterations,
-    Lambda,
-    Layers,
     Limit,
+    ModelFlags,
     Seed,
-    Weights,
     Workers,
     complete_models,
+    takes_models,
 )
 from robustkpca.cli.show import print_table, say, show
-from robustkpca.cli.start import interruptible, load, model_options, pick_device, progress_bar, split_loaded
-from robustkpca.errors import SpecError
+from robustkpca.cli.start import asked_models, interruptible, load, pick_device, progress_bar, split_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +37,10 @@ if TYPE_CHECKING:
     from robustkpca.models.classifier import Classifier
 
 
+@takes_models
 def analyze(
-    models: Annotated[
+    flags: ModelFlags,
+    names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
@@ -54,7 +49,6 @@ def analyze(
             autocompletion=complete_models,
         ),
     ] = None,
-    checkpoint: Checkpoint = None,
     data: Data = "fashion-mnist",
     only: Annotated[list[Analysis] | None, typer.Option(help="Default: all that apply. Repeatable.")] = None,
     log: Annotated[
@@ -63,13 +57,6 @@ def analyze(
             help="CSV log of a training (epoch, model, projection_loss) for the figure of the loss. Repeatable."
         ),
     ] = None,
-    weights: Weights = "raw",
-    iterations: Iterations = None,
-    lam: Lambda = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    img_size: ImageSize = None,
-    classes: Classes = None,
     limit: Limit = 100,
     batch_size: Annotated[int, typer.Option(help="Images a batch; changes no result beyond rounding.")] = 20,
     workers: Workers = None,
@@ -89,24 +76,12 @@ def analyze(
     from robustkpca.runtime.claims import alone
     from robustkpca.runtime.place import place
 
-    if not models and not checkpoint:
-        raise SpecError("MODEL: expected at least one; see `robustkpca models`")
+    asked = asked_models(flags, names or ())
     for path in log or ():
         read_log(path)  # a fault in it is found before the work is done
     where = pick_device(device)
     samples = load_images(data, limit=limit, seed=seed)
-    options = model_options(
-        models,
-        checkpoint,
-        iterations=iterations,
-        layers=layers,
-        classes=classes,
-        weights=weights,
-        lam=lam,
-        heads=heads,
-        img_size=img_size,
-    )
-    usable, unusable = split_loaded(load(options, where))
+    usable, unusable = split_loaded(load(asked, where))
     failed = [f"{m.title}: failed: {m.reason}" for m in unusable]
     labels = _labels(usable)
     for model in usable:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from robustkpca.cli.options import (
+    MODELS_HELP,
     BatchSize,
     Device,
     InDistribution,
@@ -29,9 +30,7 @@ def bench(
             help="Name (see `benchmarks/`, e.g. paper-attacks) or a .toml file.", autocompletion=complete_experiments
         ),
     ],
-    models_file: Annotated[
-        Path, typer.Option("--models", help="TOML file with a table `model` for each: name, checkpoint, ...")
-    ],
+    models_file: Annotated[Path, typer.Option("--models", help=MODELS_HELP)],
     data: Annotated[
         list[str],
         typer.Option(
@@ -52,16 +51,17 @@ def bench(
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments
     from robustkpca.evaluation.loop import Resources
+    from robustkpca.models.options import read_models_file
     from robustkpca.report import paper_tables
     from robustkpca.report.formats import notes, render
     from robustkpca.runtime.place import place
 
     plan = experiments.load_experiment(experiment)
-    entries = experiments.load_models(models_file)
+    models = read_models_file(models_file)
     here = place()
     with watched(plan.name, out_dir) as show:
         setup = experiments.Setup(in_distribution, limit, seed, batch_size, pick_device(device))
-        runs = experiments.run(plan, entries, data, out_dir, setup, Resources(workers, here=here, on_progress=show))
+        runs = experiments.run(plan, models, data, out_dir, setup, Resources(workers, here=here, on_progress=show))
     if here.rank > 0:
         raise typer.Exit
     results = paper_tables.LAYOUTS[plan.layout](runs)

@@ -8,42 +8,28 @@ import typer
 
 from robustkpca.cli.options import (
     BatchSize,
-    Checkpoint,
-    Classes,
     Data,
     Device,
-    Heads,
-    ImageSize,
-    Iterations,
-    Lambda,
-    Layers,
     Limit,
-    Model,
+    ModelFlags,
     OutFolder,
     Seed,
-    Weights,
     Workers,
+    takes_models,
 )
 from robustkpca.cli.show import keep_receipt, show, show_run
-from robustkpca.cli.start import load, model_options, pick_device, start
+from robustkpca.cli.start import asked_models, load, pick_device, start
 from robustkpca.errors import SpecError
 
 
+@takes_models
 def diagnose(
-    model: Model = None,
-    checkpoint: Checkpoint = None,
+    flags: ModelFlags,
     data: Data = "fashion-mnist",
     eps: Annotated[
         list[str] | None,
         typer.Option(help="L-inf budgets in pixels, beside 0 and 1. Repeatable; default 4/255, 8/255."),
     ] = None,
-    weights: Weights = "raw",
-    iterations: Iterations = None,
-    lam: Lambda = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    img_size: ImageSize = None,
-    classes: Classes = None,
     limit: Limit = 100,
     batch_size: BatchSize = 100,
     workers: Workers = None,
@@ -58,6 +44,7 @@ def diagnose(
     from robustkpca.suites.suite import load_suite
     from robustkpca.tasks.base import Options
 
+    asked = asked_models(flags)
     where = pick_device(device)
     from robustkpca.datasets.sources import load_images
 
@@ -67,20 +54,7 @@ def diagnose(
     battery, predicted = load_suite("diagnose"), load_suite("diagnose-predicted")
     if eps:
         battery, predicted = battery.with_eps(["0", *eps, "1"]), predicted.with_eps(eps[-1:])
-    loaded = load(
-        model_options(
-            model,
-            checkpoint,
-            iterations=iterations,
-            layers=layers,
-            classes=classes,
-            weights=weights,
-            lam=lam,
-            heads=heads,
-            img_size=img_size,
-        ),
-        where,
-    )
+    loaded = load(asked, where)
     plan = Plan(loaded, samples, [battery, predicted], Options(seed, batch_size))
     run = start(plan, where, out_dir, workers)
     healthy = show_run(run, verdicts=True)

@@ -10,43 +10,36 @@ from robustkpca.cli.options import (
     BatchSize,
     Cache,
     CacheLimit,
-    Checkpoint,
     Checkpointing,
-    Classes,
     Compile,
     Data,
     Device,
     Dtype,
-    Heads,
-    ImageSize,
     InDistribution,
-    Iterations,
-    Lambda,
-    Layers,
     Limit,
-    Model,
+    ModelFlags,
     OutFolder,
     Protocol,
     Seed,
-    Weights,
     Workers,
     complete_suites,
+    takes_models,
 )
 from robustkpca.cli.show import keep_receipt, show, show_run
-from robustkpca.cli.start import load, model_options, pick_device, repeatable, start
+from robustkpca.cli.start import asked_models, load, pick_device, repeatable, start
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
     from robustkpca.suites.suite import Suite
 
 
+@takes_models
 def evaluate(
-    model: Model = None,
+    flags: ModelFlags,
     attack: Annotated[
         list[str] | None,
         typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.", autocompletion=complete_suites),
     ] = None,
-    checkpoint: Checkpoint = None,
     data: Data = "fashion-mnist",
     in_distribution: InDistribution = None,
     full_argmax: Annotated[
@@ -57,13 +50,6 @@ def evaluate(
         list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
-    weights: Weights = "raw",
-    iterations: Iterations = None,
-    lam: Lambda = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    img_size: ImageSize = None,
-    classes: Classes = None,
     limit: Limit = None,
     batch_size: BatchSize = 100,
     workers: Workers = None,
@@ -92,28 +78,13 @@ def evaluate(
     from robustkpca.tasks.base import Options
 
     started = time.monotonic()
+    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
     where = pick_device(device)
     from robustkpca.datasets.sources import load_samples
 
     samples = load_samples(data, limit=limit, seed=seed, in_distribution=in_distribution)
     suites = _suites(attack, protocol, eps, steps, attacked=not samples.conditioned)
-    loaded = load(
-        model_options(
-            model,
-            checkpoint,
-            iterations=iterations,
-            layers=layers,
-            classes=classes,
-            weights=weights,
-            lam=lam,
-            heads=heads,
-            img_size=img_size,
-            dtype=dtype,
-            compiled=compiled,
-            checkpointed=checkpointed,
-        ),
-        where,
-    )
+    loaded = load(asked, where)
     plan = Plan(loaded, samples, suites, Options(seed, batch_size, full_argmax, force))
     with repeatable(deterministic):
         run = start(plan, where, out_dir, workers, cache, cache_limit)

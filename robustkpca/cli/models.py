@@ -15,8 +15,8 @@ def models(
 ) -> None:
     """List the models, or say what a weight file is."""
     from robustkpca.models import checkpoints
-    from robustkpca.models.checkpoints import EMBEDDED, embedded_path
-    from robustkpca.models.settings import FAMILIES, SIZES, ModelSettings
+    from robustkpca.models.checkpoints import embedded_path
+    from robustkpca.models.settings import EMBEDDED, FAMILIES, SIZES, ModelSettings
     from robustkpca.models.weight_files import read
 
     if inspect is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -85,25 +89,30 @@ def complete_layers(incomplete: str) -> list[str]:
 
 
 MODEL_HELP = (
-    "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, or package.module:object of your own."
+    "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, or package.module:object of your own; "
+    "its own settings after it: NAME,checkpoint=FILE,iterations=4,name=ours."
 )
+MODELS_HELP = "TOML file with a [[model]] table for each: model, checkpoint, name, group, weights, iterations, ..."
 DATA_HELP = "Data set (see `datasets`): NAME, NAME:DIR, or package.module:object of your own."
 
 Model = Annotated[
     list[str] | None, typer.Option(help=f"{MODEL_HELP} Repeat to compare.", autocompletion=complete_models)
 ]
+ModelsFile = Annotated[Path | None, typer.Option("--models", help=f"{MODELS_HELP} After those of --model.")]
 Checkpoint = Annotated[
-    list[str] | None, typer.Option(help="Weights of the model in the same place; `embedded` for embedded ones.")
+    list[str] | None,
+    typer.Option(help="Weights of each --model that names none, in their order; `embedded` for embedded ones."),
 ]
 Weights = Annotated[WhichWeights, typer.Option(help="What was optimised, or its average, of files that hold both.")]
-Iterations = Annotated[
-    str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 evaluates each of them.")
+Iterations = Annotated[str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 runs each of them.")]
+Lambda = Annotated[
+    str | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part; 1,4 runs each of them.")
 ]
-Lambda = Annotated[float | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part.")]
 Layers = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3.", autocompletion=complete_layers
+        help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3. Repeat to compare.",
+        autocompletion=complete_layers,
     ),
 ]
 Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")]
@@ -115,6 +124,40 @@ Checkpointing = Annotated[
     bool,
     typer.Option("--grad-checkpointing", help="Less memory, more time: each block is computed again for its gradient."),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFlags:
+    """The models of a command and the settings for all of them, as options in the order of --help."""
+
+    model: Model = None
+    models_file: ModelsFile = None
+    checkpoint: Checkpoint = None
+    weights: Weights = "raw"
+    iterations: Iterations = None
+    lam: Lambda = None
+    layers: Layers = None
+    heads: Heads = None
+    img_size: ImageSize = None
+    classes: Classes = None
+
+
+def takes_models(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of ModelFlags, which it gets together as `flags`, its parameter in their place."""
+    fields = inspect.signature(ModelFlags, eval_str=True).parameters
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        parameters += fields.values() if name == "flags" else [parameter]
+
+    @functools.wraps(command)
+    def taking(**values: Any) -> None:
+        flags = ModelFlags(**{name: values.pop(name) for name in fields})
+        command(flags=flags, **values)
+
+    taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return taking
+
 
 Data = Annotated[str, typer.Option(help=DATA_HELP, autocompletion=complete_data)]
 InDistribution = Annotated[str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.")]

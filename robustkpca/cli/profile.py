@@ -4,41 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from robustkpca.cli.options import (
-    Checkpoint,
     Checkpointing,
     Compile,
     Device,
     Dtype,
-    ImageSize,
-    Iterations,
-    Lambda,
-    Model,
+    ModelFlags,
+    takes_models,
 )
 from robustkpca.cli.show import print_table, write, wrote
-from robustkpca.cli.start import load, model_options, pick_device, split_loaded
+from robustkpca.cli.start import asked_models, load, pick_device, split_loaded
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
-    from robustkpca.models import model as any_model
+    from robustkpca.models.model import Model
+    from robustkpca.models.options import ModelOptions
     from robustkpca.profile import Cost
 
 
+@takes_models
 def profile(
-    model: Model = None,
-    checkpoint: Checkpoint = None,
-    iterations: Iterations = None,
-    lam: Lambda = None,
-    layers: Annotated[
-        list[str] | None, typer.Option(help="RPC-Attention: first, all, or numbers such as 1,3. Repeat to compare.")
-    ] = None,
-    img_size: ImageSize = None,
+    flags: ModelFlags,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds, of which the median is taken.")] = 10,
     dtype: Dtype = "float32",
@@ -53,25 +46,15 @@ def profile(
 
     from robustkpca import profile
     from robustkpca.evaluation.plan import labels_of
-    from robustkpca.models.classifier import DTYPES
     from robustkpca.tasks.classification.task import CLASSIFICATION
 
     if out_file is not None and out_file.suffix not in (".csv", ".md"):
         raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
-    if not model:
-        raise SpecError("--model: expected at least one, e.g. symvit-tiny; see `robustkpca models`")
+    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
     where = pick_device(device)
-    if checkpoint:
-        places = layers[0] if layers else None
-        options = model_options(model, checkpoint, iterations=iterations, layers=places, lam=lam, img_size=img_size)
-        made = load(options, "cpu")
-    else:
-        made = [*_untrained(model, iterations, lam, layers, img_size)]
-    way: dict[str, Any] = {"dtype": DTYPES[dtype], "compiled": compiled, "checkpointed": checkpointed}
-    usable, unusable = split_loaded(made)
+    timed, unusable = split_loaded(load(asked, where, _weighed_or_untrained))
     if unusable:
         raise SpecError(unusable[0].reason)
-    timed = [m.to(torch.device(where)).variant(**way) for m in usable]
     costs = profile.profile(timed, batch_size=batch_size, repeats=repeats)
     costs = [replace(cost, title=name) for cost, name in zip(costs, labels_of(timed, CLASSIFICATION), strict=True)]
     table = costs_table(costs)
@@ -124,42 +107,31 @@ def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: s
     return to_markdown([Heading("Cost", 1), Table(table), *map(Paragraph, notes)], "")
 
 
-def _untrained(
-    names: list[str], iterations: str | None, lam: float | None, layers: list[str] | None, img_size: int | None
-) -> list[any_model.Model]:
-    """Embedded models, and models of named sizes with fresh weights;
-    RPC models in every combination of iterations and layers."""
+def _weighed_or_untrained(options: ModelOptions, device: str | torch.device) -> Model:
+    """A model with its weights where there are any, else with fresh ones; of timm's always with fresh ones.
+
+    Raises:
+        SpecError: settings that an untrained model does not have or lacks.
+    """
     from robustkpca.extensions import is_import_path
-    from robustkpca.models.checkpoints import EMBEDDED, load_classifier
-    from robustkpca.models.options import ModelOptions, load_model
-    from robustkpca.models.settings import PURSUING, RPCSettings, parse_iterations, parse_layers, split_name
+    from robustkpca.models.loading import load_model
+    from robustkpca.models.settings import EMBEDDED, PURSUING, RPCSettings, split_name
     from robustkpca.profile import untrained
 
-    counts = parse_iterations(iterations) if iterations is not None else (None,)
-    places = [parse_layers(text) for text in layers] if layers else [None]
-    made: list[any_model.Model] = []
-    for name in names:
-        if name in EMBEDDED:
-            plain = load_classifier(name)
-            changed = plain.settings.rpc is not None and (iterations is not None or lam is not None or layers)
-            made += (
-                [load_classifier(name, iterations=n, lam=lam, layers=place) for place in places for n in counts]
-                if changed
-                else [plain]
-            )
-        elif is_import_path(name):
-            made.append(load_model(name, None, ModelOptions(img_size=img_size)))
-        elif split_name(name)[0] not in PURSUING:
-            made.append(untrained(name, img_size=img_size or 224))
-        elif iterations is None or lam is None:
+    name = options.model
+    if name is None or options.checkpoint is not None or name in EMBEDDED or is_import_path(name):
+        return load_model(options, device)
+    pursues = split_name(name)[0] in PURSUING
+    lacking = options.given & {"weights", "heads", "classes", *(() if pursues else ("iterations", "lam", "layers"))}
+    if lacking:
+        flags = ", ".join(map(options.text_of, sorted(lacking)))
+        of = f"settings of {' and '.join(PURSUING)}" if lacking & {"iterations", "lam", "layers"} else "without weights"
+        raise SpecError(f"model {name}: {flags}: {of}", lacks=lacking)
+    rpc = None
+    if pursues:
+        if not (options.iterations and options.lam):
             raise SpecError(f"model {name}: expected --iterations and --lambda")
-        else:
-            for place in places:
-                for n in counts:
-                    settings = {"iterations": n, "lambda": lam, "layers": place or "first"}
-                    rpc = RPCSettings.parse(settings, "RPC settings")
-                    made.append(untrained(name, rpc=rpc, img_size=img_size or 224))
-    given = [flag for flag, value in (("--iterations", iterations), ("--lambda", lam), ("--layers", layers)) if value]
-    if given and not any(getattr(getattr(m, "settings", None), "rpc", None) for m in made):
-        raise SpecError(f"{', '.join(given)}: settings of {' and '.join(PURSUING)}, got {', '.join(names)}")
-    return made
+        layers = options.layers[0] if options.layers else "first"
+        settings = {"iterations": options.iterations[0], "lambda": options.lam[0], "layers": layers}
+        rpc = RPCSettings.parse(settings, "RPC settings")
+    return untrained(name, rpc=rpc, img_size=options.img_size or 224).to(device)

@@ -9,20 +9,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from robustkpca.cli.show import err, say
-from robustkpca.config import composed, read_text
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from robustkpca.cli.options import ModelFlags
     from robustkpca.evaluation.loop import Progress
     from robustkpca.evaluation.plan import Plan
     from robustkpca.models.classifier import Classifier
+    from robustkpca.models.loading import Load
     from robustkpca.models.model import Model, Unusable
     from robustkpca.models.options import ModelOptions
     from robustkpca.runs.run import Run
@@ -52,42 +53,47 @@ def pick_device(name: str) -> str:
     return f"cuda:{here.local_rank % devices}"
 
 
-def model_options(
-    names: list[str] | None,
-    checkpoints: list[str] | None,
-    *,
-    iterations: str | None = None,
-    layers: str | None = None,
-    classes: Path | None = None,
-    **settings: Any,
-) -> ModelOptions:
-    """The options of a command as ModelOptions; `settings` are those of its fields that need no parsing.
+def asked_models(
+    flags: ModelFlags, names: Sequence[str] = (), **settings: object
+) -> tuple[list[ModelOptions], ModelOptions]:
+    """The models that a command is asked for, and the settings for all of them.
+
+    names: models beside those of `--model`. settings: further options for all models, by their words.
 
     Raises:
-        SpecError: iterations, layers or the file of classes make no sense.
+        SpecError: a model or setting that makes no sense, or no model at all.
     """
-    from robustkpca.models.options import ModelOptions
-    from robustkpca.models.settings import parse_iterations, parse_layers
+    from robustkpca.models.options import ModelOptions, read_models_file, with_checkpoints
+    from robustkpca.models.settings import EMBEDDED
 
-    return ModelOptions(
-        names=tuple(names or ()),
-        checkpoints=tuple(checkpoints or ()),
-        iterations=() if iterations is None else parse_iterations(iterations),
-        layers=None if layers is None else parse_layers(layers),
-        classes=() if classes is None else _read_names(classes),
-        **settings,
-    )
-
-
-def load(options: ModelOptions, device: str) -> list[Model | Unusable]:
-    """The models that the options name, at least one. Of several, one whose weights do not load is Unusable."""
-    from robustkpca.models.checkpoints import EMBEDDED
-    from robustkpca.models.options import load_models
-
-    if not options.names and not options.checkpoints:
+    shared = {
+        "weights": flags.weights,
+        "iterations": flags.iterations,
+        "lambda": flags.lam,
+        "layers": flags.layers,
+        "heads": flags.heads,
+        "img_size": flags.img_size,
+        "classes": flags.classes,
+    }
+    named = [ModelOptions.of_text(text) for text in (*names, *(flags.model or ()))]
+    models = with_checkpoints(named, flags.checkpoint or ())
+    models += read_models_file(flags.models_file) if flags.models_file is not None else []
+    if not models:
         known = ", ".join(EMBEDDED)
         raise SpecError(f"--model: expected at least one of {known}, another name with --checkpoint, or timm:NAME")
-    return load_models(options, device)
+    return models, ModelOptions.of_flags(shared | settings)
+
+
+def load(
+    asked: tuple[list[ModelOptions], ModelOptions], device: str, how: Load | None = None
+) -> list[Model | Unusable]:
+    """The models of `asked_models`, loaded by `how`. Of several, one whose weights do not load is Unusable. What the
+    settings for all of them went to is said."""
+    from robustkpca.models.loading import load_models
+    from robustkpca.runtime.place import place
+
+    models, shared = asked
+    return load_models(models, shared, device, load=how, on_notice=say if place().rank == 0 else None)
 
 
 def split_loaded(loaded: Sequence[Model | Unusable]) -> tuple[list[Classifier], list[Unusable]]:
@@ -101,13 +107,6 @@ def split_loaded(loaded: Sequence[Model | Unusable]) -> tuple[list[Classifier], 
         if not isinstance(model, Classifier | Unusable):
             raise SpecError(f"model {model.source}: expected a Classifier, got {type(model).__name__}")
     return usable, failed
-
-
-def _read_names(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(composed(line.strip()) for line in read_text(path).splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--classes {path}: {error}") from None
 
 
 def start(

@@ -13,12 +13,11 @@ from robustkpca.cli.options import (
     Adversarial,
     Amp,
     Device,
-    Lambda,
-    Layers,
     Limit,
     Seed,
     complete_data,
     complete_families,
+    complete_layers,
     complete_recipes,
 )
 from robustkpca.cli.show import say, wrote
@@ -59,8 +58,13 @@ def train(
         Path | None, typer.Option(help="Start from the weights of this checkpoint, which must have the data's classes.")
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="RPC-Attention: iterations n of PAP.")] = None,
-    lam: Lambda = None,
-    layers: Layers = None,
+    lam: Annotated[float | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part.")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3.", autocompletion=complete_layers
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(

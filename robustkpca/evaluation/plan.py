@@ -134,7 +134,7 @@ def record_of(model: Any, task: Task, notes: tuple[str, ...] = ()) -> ModelRecor
         weights=model.weights,
         notes=tuple(map(utf8, (*model.notes, *notes))),
         weight_choice=origin.weight_choice if origin.weight_choice != "raw" else None,
-        overrides=origin.overrides or None,
+        overrides=tuple(map(str, origin.overrides)) or None,
         recipe=origin.recipe,
         training_seed=origin.seed,
         dtype=_dtype(model),

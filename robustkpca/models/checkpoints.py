@@ -28,10 +28,12 @@ from robustkpca.models.position_embeddings import KEY, fit, resample, square_gri
 from robustkpca.models.position_embeddings import SIZES as SIDES
 from robustkpca.models.settings import (
     CLASS_LISTS,
+    EMBEDDED,
     IMAGENET_MEAN,
     IMAGENET_STD,
     PURSUING,
     SIZES,
+    TIMM,
     TRAINED_AS,
     ModelSettings,
     RPCSettings,
@@ -39,14 +41,6 @@ from robustkpca.models.settings import (
 )
 from robustkpca.models.weight_files import RECORD_KEY, Weights, Which, read
 from robustkpca.models.weight_formats import too_large
-
-EMBEDDED: dict[str, str] = {
-    "vit": "vit.safetensors",
-    "symvit": "symvit.safetensors",
-    "rpc-symvit": "rpc-symvit.safetensors",
-    "rpc-symvit-2iter-all": "rpc-symvit-2iter-all.safetensors",
-}
-TIMM = ("timm:", "hf-hub:")  # model names that timm resolves
 
 
 def embedded_path(name: str) -> Path:
@@ -108,8 +102,7 @@ def load_classifier(
     rpc = {"iterations": options.get("iterations"), "lambda": options.get("lam"), "layers": options.get("layers")}
     overrides = {name: value for name, value in rpc.items() if value is not None}
     if model is not None and model.startswith(TIMM):
-        if overrides:
-            raise SpecError(f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but the model is {model}")
+        _refuse_settings(model, checkpoint, overrides, weights, heads)
         return _load_timm(model, checkpoint, weights, img_size, classes).to(device)
     if checkpoint is None:
         assert model is not None
@@ -127,7 +120,7 @@ def load_classifier(
         raise CheckpointError(
             f"{about}: expected size {size} {SIZES[size]} (width, depth, heads), got {settings.title}"
         )
-    state, notes = dict(file.state), [*file.notes, *reshaped]
+    state, notes = dict(file.state), [*file.notes, *_layer_note(file, settings), *reshaped]
     recorded = _recorded_family(file, settings.family)
     if recorded != settings.family:
         notes.append(f"the file says {recorded}, used as {settings.family}")
@@ -147,6 +140,24 @@ def load_classifier(
     contradicting = overrides_of(settings, recorded, _recorded_rpc(file), side)
     classifier.origin = Origin(weights, contradicting, *recipe_of(file.training))
     return classifier
+
+
+def _refuse_settings(
+    model: str, checkpoint: Path | str | None, rpc: Mapping[str, Any], weights: Which, heads: int | None
+) -> None:
+    """Raise SpecError for settings that no model of timm has."""
+    if rpc:
+        text = f"{', '.join(rpc)}: settings of {' and '.join(PURSUING)}, but the model is {model}"
+        raise SpecError(text, lacks=_options_of(rpc))
+    if heads is not None:
+        raise SpecError(f"--heads: {model} has the heads that timm gives it", lacks={"heads"})
+    if weights != "raw" and checkpoint is None:
+        raise SpecError(f"--weights {weights}: timm's pretrained weights are of one kind", lacks={"weights"})
+
+
+def _options_of(rpc: Mapping[str, Any]) -> set[str]:
+    """Settings of RPC-Attention by their names in LoadSettings."""
+    return {"lam" if name == "lambda" else name for name in rpc}
 
 
 def _recorded_family(file: Weights, family: str) -> str:
@@ -169,9 +180,16 @@ def _recorded_rpc(file: Weights) -> dict[str, Any]:
         return {}
     known = {"iterations": file.args.get("num_iter"), "lambda": file.args.get("lambd"), "layers": None}
     layer = file.args.get("layer")
-    if isinstance(layer, int) and layer >= 0:  # one layer, counted from 0
-        known["layers"] = "first" if layer == 0 else (layer + 1,)
+    if isinstance(layer, int):  # one layer, counted from 0; below 0 all of them
+        known["layers"] = "all" if layer < 0 else "first" if layer == 0 else (layer + 1,)
     return known
+
+
+def _layer_note(file: Weights, settings: ModelSettings) -> list[str]:
+    """A note where the authors' training script said by a negative number that all layers run RPC-Attention."""
+    layer = file.args.get("layer")
+    negative = settings.rpc and not file.settings and isinstance(layer, int) and layer < 0
+    return [f"the file's layer = {layer} means all layers"] if negative else []
 
 
 def _squared(file: Weights, img_size: int | None) -> tuple[Weights, list[str]]:
@@ -237,13 +255,17 @@ def complete_settings(
         if missing:
             raise CheckpointError(f"{about}: the file does not say how RPC-Attention runs; say {' and '.join(missing)}")
         rpc = RPCSettings.parse(merged, "RPC settings")
-    elif overrides and family is not None:
-        raise SpecError(
-            f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {family}"
-        )
     if recorded:
-        return ModelSettings.parse({**recorded, "rpc": rpc, "classes": _agreed(recorded, classes, about)}, about)
-    return _infer_settings(file, family, rpc, heads, classes, about)
+        if heads is not None and heads != recorded.get("heads"):
+            raise SpecError(f"--heads: {about} says itself that it has {recorded.get('heads')}", lacks={"heads"})
+        names = _agreed(recorded, classes, about)
+        settings = ModelSettings.parse({**recorded, "rpc": rpc, "classes": names}, about)
+    else:
+        settings = _infer_settings(file, family, rpc, heads, classes, about)
+    if overrides and settings.rpc is None:
+        text = f"{', '.join(overrides)}: settings of {' and '.join(PURSUING)}, but {about} is used as {settings.family}"
+        raise SpecError(text, lacks=_options_of(overrides))
+    return settings
 
 
 def _agreed(recorded: Mapping[str, Any], given: tuple[str, ...], about: str) -> Any:
@@ -485,6 +507,7 @@ def inspect(path: Path) -> list[tuple[str, str]]:
         facts.append(
             ("rpc", f"iterations {settings.rpc.iterations}, lambda {settings.rpc.lam:g}, layers {settings.rpc.layers}")
         )
+    facts += [("rpc", note) for note in _layer_note(file, settings)]
     try:
         _load_strictly(build_network(settings), file.state, "no")
         facts.append(("fits", "yes, every parameter"))

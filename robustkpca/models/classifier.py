@@ -158,7 +158,8 @@ class Classifier(nn.Module):
         if checkpointed:
             switch: Any = getattr(new.network, "set_grad_checkpointing", None)
             if switch is None:
-                raise SpecError(f"{self.title}: it has no blocks that could be checkpointed")
+                text = f"{self.title}: it has no blocks that could be checkpointed"
+                raise SpecError(text, lacks={"checkpointed"})
             switch()
         return new
 

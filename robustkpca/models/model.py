@@ -33,3 +33,5 @@ class Unusable:
     title: str
     source: str
     reason: str
+    given_name: str | None = None
+    group: str | None = None

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from robustkpca.models.settings import ModelSettings
 
@@ -14,34 +14,53 @@ from robustkpca.models.settings import ModelSettings
 _ONE_DATA_SET = ("digits", "fashion-mnist", "cifar10", "cifar100", "imagenet")
 
 
+class Override(NamedTuple):
+    """A setting, by its name in `ModelOptions` (or `family`), that contradicts the file."""
+
+    setting: str
+    value: Any
+    in_file: Any
+
+    def __str__(self) -> str:
+        """As labels say it, e.g. `lambda 1 (file: 4)`."""
+        word = {"lam": "lambda", "img_size": "image size"}.get(self.setting, self.setting)
+        return f"{word} {_text(self.value)} (file: {self.file_text})"
+
+    @property
+    def file_text(self) -> str:
+        """What the file says."""
+        return _text(self.in_file)
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where weights come from.
 
     weight_choice: which weights of a file that may hold two, "raw" (what was optimised) or "ema".
-    overrides: each setting that contradicts the file, as labels say it, e.g. `lambda 1 (file: 4)`.
+    overrides: each setting that contradicts the file.
     recipe: hash of how they were trained but for the seed; None where the file does not say. seed: of that training.
     """
 
     weight_choice: str = "raw"
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     recipe: str | None = None
     seed: int | None = None
 
 
-def overrides_of(settings: ModelSettings, family: str, rpc: Mapping[str, Any], img_size: int | str) -> tuple[str, ...]:
+def overrides_of(
+    settings: ModelSettings, family: str, rpc: Mapping[str, Any], img_size: int | str
+) -> tuple[Override, ...]:
     """How settings contradict a file that says this family, these RPC settings (as the file has them; None or missing:
     not said) and this side in pixels."""
-    said: list[tuple[str, Any, Any]] = [("family", settings.family, family)]
+    said = [Override("family", settings.family, family)]
     if ours := settings.rpc:
         said += [
-            ("iterations", ours.iterations, rpc.get("iterations")),
-            ("lambda", ours.lam, rpc.get("lambda")),
-            ("layers", _layers(ours.layers, settings.depth), _layers(rpc.get("layers"), settings.depth)),
+            Override("iterations", ours.iterations, rpc.get("iterations")),
+            Override("lam", ours.lam, rpc.get("lambda")),
+            Override("layers", _layers(ours.layers, settings.depth), _layers(rpc.get("layers"), settings.depth)),
         ]
-    said.append(("image size", settings.preprocessing.img_size, img_size))
-    differ = [(what, here, there) for what, here, there in said if there is not None and here != there]
-    return tuple(f"{what} {_text(here)} (file: {_text(there)})" for what, here, there in differ)
+    said.append(Override("img_size", settings.preprocessing.img_size, img_size))
+    return tuple(it for it in said if it.in_file is not None and it.value != it.in_file)
 
 
 def _text(value: Any) -> str:

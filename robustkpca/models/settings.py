@@ -34,19 +34,34 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 __all__ = [
     "ALL_CLASSES",
     "CLASS_LISTS",
+    "EMBEDDED",
     "FAMILIES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "PURSUING",
     "SIZES",
+    "TIMM",
     "TRAINED_AS",
+    "Layers",
     "ModelSettings",
     "Preprocessing",
     "RPCSettings",
-    "parse_iterations",
+    "layers_of",
     "parse_layers",
     "split_name",
 ]
+
+
+# The models that come with the package, and their files.
+EMBEDDED: dict[str, str] = {
+    "vit": "vit.safetensors",
+    "symvit": "symvit.safetensors",
+    "rpc-symvit": "rpc-symvit.safetensors",
+    "rpc-symvit-2iter-all": "rpc-symvit-2iter-all.safetensors",
+}
+TIMM = ("timm:", "hf-hub:")  # model names that timm resolves
+
+Layers = Literal["first", "all"] | tuple[int, ...]  # which layers run RPC-Attention; numbers count from 1
 
 
 class RPCSettings(Frozen):
@@ -54,13 +69,11 @@ class RPCSettings(Frozen):
 
     iterations: int = Field(ge=1)
     lam: float = Field(gt=0, allow_inf_nan=False, alias="lambda")
-    layers: Literal["first", "all"] | tuple[int, ...] = "first"
+    layers: Layers = "first"
 
     @field_validator("layers")
     @classmethod
-    def _in_one_way(
-        cls, layers: Literal["first", "all"] | tuple[int, ...]
-    ) -> Literal["first", "all"] | tuple[int, ...]:
+    def _in_one_way(cls, layers: Layers) -> Layers:
         """Numbers sorted and each once, `first` for the first layer alone: the same layers are equal settings."""
         if isinstance(layers, str):
             return layers
@@ -89,27 +102,25 @@ class RPCSettings(Frozen):
         return f"{self.iterations}iter/{self.layers_text}"
 
 
-def parse_layers(text: str) -> Literal["first", "all"] | tuple[int, ...]:
-    """`first`, `all`, or numbers counted from 1 such as `1,3`."""
+def layers_of(text: str) -> Layers:
+    """`first`, `all`, or numbers counted from 1 such as `1,3` or `1+3`. Raises ValueError for anything else."""
     if text == "first":
         return "first"
     if text == "all":
         return "all"
     try:
-        numbers = tuple(sorted({int(part) for part in text.split(",")}))
+        numbers = tuple(sorted({int(part) for part in text.replace("+", ",").split(",")}))
     except ValueError:
-        raise SpecError(
-            f"--layers: expected first, all or numbers such as 1,3 (counted from 1), got {text!r}"
-        ) from None
+        raise ValueError("expected first, all or numbers such as 1,3 (counted from 1)") from None
     return "first" if numbers == (1,) else numbers
 
 
-def parse_iterations(text: str) -> tuple[int, ...]:
-    """`4`, or several such as `1,2,4`."""
+def parse_layers(text: str) -> Layers:
+    """The value of --layers, see `layers_of`. Raises SpecError."""
     try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise SpecError(f"--iterations: expected a whole number, or several such as 1,2,4, got {text!r}") from None
+        return layers_of(text)
+    except ValueError as error:
+        raise SpecError(f"--layers: {error}, got {text!r}") from None
 
 
 class Preprocessing(Frozen):

@@ -125,8 +125,10 @@ def _choose(content: Mapping[str, Any], which: Which, about: str) -> tuple[dict[
         other: Which = "ema" if which == "raw" else "raw"
         if plain and which == "ema":
             names = ", ".join(PLACES["ema"])
-            raise CheckpointError(f"{about}: it holds no ema weights ({names}); it is one plain state dict")
-        raise CheckpointError(f"{about}: it holds no {which} weights, only {found[other][1]!r}; say --weights {other}")
+            text = f"{about}: it holds no ema weights ({names}); it is one plain state dict"
+            raise CheckpointError(text, lacks={"weights"})
+        text = f"{about}: it holds no {which} weights, only {found[other][1]!r}; say --weights {other}"
+        raise CheckpointError(text, lacks={"weights"} if which == "ema" else ())
     inside, place = found[which]
     state = {str(key): value for key, value in inside.items() if isinstance(value, Tensor) and key != _AVERAGED}
     if not state:

@@ -15,7 +15,8 @@ EVAL = ("eval", "--checkpoint", "sym.safetensors", "--data", "folder:pictures", 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("eval",), "--attack: expected at least one of"),
+        (("eval",), "--model: expected at least one of"),
+        (("eval", "--model", "symvit"), "--attack: expected at least one of"),
         (("eval", "--attack", "pgd"), "--model: expected at least one of"),
         ((*EVAL, "--weights", "best"), "--weights: expected raw or ema, got 'best'"),
         ((*EVAL, "--iterations", "two"), "--iterations: expected a whole number"),

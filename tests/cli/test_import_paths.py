@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from robustkpca.errors import CheckpointError, SpecError
-from robustkpca.models.options import ModelOptions, load_models
+from robustkpca.models.loading import load_models
+from robustkpca.models.options import ModelOptions, with_checkpoints
 from robustkpca.runs.run import Run
 from tests.helpers.cli import call
 
@@ -58,7 +59,7 @@ def test_a_model_and_data_of_ones_own_are_evaluated(work):
 
 
 def test_an_object_is_taken_as_it_is_and_left_as_it_is(work):
-    (loaded,) = load_models(ModelOptions(names=("mine:made",)))
+    (loaded,) = load_models([ModelOptions(model="mine:made")])
     theirs = sys.modules["mine"].made
     assert loaded is not theirs
     assert (loaded.source, theirs.source) == ("mine:made", "")
@@ -94,8 +95,8 @@ def test_what_is_wrong_with_an_import_path_is_one_line(work, options, message):
 
 
 def test_models_without_names_or_with_unequal_numbers():
-    assert load_models(ModelOptions()) == []
+    assert load_models([]) == []
     with pytest.raises(SpecError, match=r"expected one for each --model \(2\), got 1"):
-        load_models(ModelOptions(names=("vit", "symvit"), checkpoints=("a.pth",)))
+        with_checkpoints([ModelOptions(model="vit"), ModelOptions(model="symvit")], ["a.pth"])
     with pytest.raises(CheckpointError, match="nothing there"):
-        load_models(ModelOptions(checkpoints=("none.pth",)))
+        load_models(with_checkpoints([], ["none.pth"]))

@@ -9,8 +9,8 @@ from robustkpca.cli import options
 from robustkpca.datasets.sources import DATASETS
 from robustkpca.experiments import experiment_names
 from robustkpca.kpca.analysis import ANALYSES
-from robustkpca.models.checkpoints import EMBEDDED
 from robustkpca.models.classifier import DTYPES
+from robustkpca.models.settings import EMBEDDED
 from robustkpca.models.weight_files import Which
 from robustkpca.report.formats import FORMATS
 from robustkpca.report.paper_tables import LAYOUTS

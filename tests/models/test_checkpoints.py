@@ -12,7 +12,7 @@ from robustkpca.errors import CheckpointError, OutputError, SpecError
 from robustkpca.models import checkpoints
 from robustkpca.models.checkpoints import load_classifier
 from robustkpca.models.networks import build_network
-from robustkpca.models.settings import RPCSettings
+from robustkpca.models.settings import EMBEDDED, RPCSettings
 from robustkpca.models.weight_files import read
 from tests.helpers.oracles import DATA, tiny, tiny_settings
 
@@ -242,7 +242,7 @@ def test_no_permission(tmp_path, state):
 
 
 def test_embedded_models_carry_settings_and_training_record():
-    for name in checkpoints.EMBEDDED:
+    for name in EMBEDDED:
         path = checkpoints.embedded_path(name)
         assert path.stat().st_size < 2_000_000
         file = read(path)
