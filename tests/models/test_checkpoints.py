@@ -96,9 +96,13 @@ def test_rpc_settings_come_from_training_arguments(tmp_path, state):
     assert load_classifier(checkpoint=tmp_path / "m.pth", heads=2).settings.rpc == RPCSettings(iterations=4, lam=4.0)
     args.layer = -1
     torch.save({"model": state, "args": args}, tmp_path / "m.pth")
+    everywhere = load_classifier(checkpoint=tmp_path / "m.pth", heads=2)
+    assert everywhere.settings.rpc.label == "4iter/all"
+    assert "the file's layer = -1 means all layers" in everywhere.notes
+    del args.layer
+    torch.save({"model": state, "args": args}, tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match="say --layers"):
         load_classifier(checkpoint=tmp_path / "m.pth", heads=2)
-    assert load_classifier(checkpoint=tmp_path / "m.pth", heads=2, layers="all").settings.rpc.label == "4iter/all"
 
 
 @pytest.mark.parametrize(
