@@ -276,7 +276,7 @@ def test_the_command_writes_tables_figures_and_a_page(tmp_path):
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     for arguments, said in (
         (("vit", "--only", "pursuit"), "pursuit needs RPCAttention, ViT-micro has Attention"),
-        ((), "MODEL: expected at least one"),
+        ((), "--model: expected at least one"),
         (("vit", "--log", tmp_path / "none.csv"), "none.csv"),
     ):
         done = call("analyze", *arguments, "--limit", 2, "--out", tmp_path / "o")
