@@ -25,7 +25,7 @@ from robustkpca.runs.run import Run
 from robustkpca.runs.store import RunStore
 from robustkpca.runtime.claims import Claims
 from robustkpca.runtime.memory import Portions
-from robustkpca.runtime.place import ALONE, Place, cpus
+from robustkpca.runtime.place import ALONE, Place, cpus, lost_worker, stops_without_workers
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId
 from robustkpca.suites.suite import Suite
 from robustkpca.tasks.base import Chunk, Options
@@ -178,6 +178,8 @@ class _Evaluation:
                 except RobustKPCAError:
                     raise
                 except (Exception, SystemExit) as error:  # an attack that breaks must not cost the others
+                    if lost_worker(error):
+                        raise
                     log.failures[str(job.id)] = f"{type(error).__name__}: {brief(error)}"
                     self.failed[model, job.id] = first
             self._advance(unit, job.id)
@@ -236,7 +238,7 @@ def carry_out(plan: Plan, out: Path | str, resources: Resources | None = None) -
         if isinstance(model, Unusable):
             store.write_record(Record(model=label, failures={CLEAN: model.reason}))
     resources = resources or Resources()
-    with Claims(store.folder.claims) as claims:
+    with Claims(store.folder.claims) as claims, stops_without_workers():
         _Evaluation(plan, store, resources).run(claims)
     if resources.here.rank == 0:  # which has waited until everything is there
         store.remove_parts()

@@ -6,13 +6,15 @@ reports, and how training processes meet.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 
 import torch
 
-from robustkpca.errors import ProcessError
+from robustkpca.errors import ProcessError, brief
 
 DEFAULT_PORT = 29500  # torch's own
 
@@ -89,3 +91,27 @@ def divide_threads(here: Place, environment: Mapping[str, str] = os.environ) -> 
     if here.local_world > 1 and environment.get("OMP_NUM_THREADS", "1") == "1":
         threads = _number(environment, "SLURM_CPUS_PER_TASK", cpus() // here.local_world)
         torch.set_num_threads(max(1, threads))
+
+
+def lost_worker(error: BaseException | None) -> str | None:
+    """Why a process that works for this one is gone, where that is what an error says, or one that it came from; else
+    None. Torch raises it wherever the program is, in the middle of an attack as well."""
+    while error is not None:
+        if isinstance(error, BrokenExecutor) or (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
+            return brief(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextlib.contextmanager
+def stops_without_workers() -> Iterator[None]:
+    """Inside, the loss of a worker is a ProcessError: it says nothing of what was being done."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ProcessError) or (reason := lost_worker(error)) is None:
+            raise
+        raise ProcessError(
+            f"a worker process was ended from outside ({reason.rstrip('. ')}); what is done is kept, and the same "
+            "command goes on"
+        ) from None

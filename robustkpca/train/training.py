@@ -38,7 +38,7 @@ from robustkpca.models.settings import (
 )
 from robustkpca.runtime.claims import alone
 from robustkpca.runtime.keyed_random import generator, seeded
-from robustkpca.runtime.place import ALONE, Place
+from robustkpca.runtime.place import ALONE, Place, stops_without_workers
 from robustkpca.train.data import Batches, Order, Pictures, Stored, load_pixels
 from robustkpca.train.loop import Trainer
 from robustkpca.train.recipes import RECIPES, Recipe, recipe_for
@@ -178,6 +178,7 @@ def run(model: str, samples: Samples, out: Path, options: TrainingOptions | None
         return _run(_prepare(model, samples, recipe, options), samples, out, options)
 
 
+@stops_without_workers()
 def _run(job: _Job, samples: Samples, out: Path, options: TrainingOptions) -> dict[str, Any]:
     """The training itself, on files that are ours."""
     state_file, log_file = companions(out)

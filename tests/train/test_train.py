@@ -1,7 +1,9 @@
 import json
 import math
+import os
 import random
 import shutil
+import signal
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -12,7 +14,7 @@ from PIL import Image
 from robustkpca import train as training
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.datasets.sources import load_samples
-from robustkpca.errors import DataError, SpecError, TrainingError
+from robustkpca.errors import DataError, ProcessError, SpecError, TrainingError
 from robustkpca.kpca import analysis
 from robustkpca.kpca.plots import read_log
 from robustkpca.models import attention
@@ -297,6 +299,24 @@ def test_workers_send_nothing_through_shared_memory(pictures, monkeypatch):
     ((images, labels),) = batches.load(2, pinned=False)
     assert torch.equal(images, source(1, [(0, 3), (1, 4)]))
     assert labels.tolist() == [3, 4]
+
+
+def test_a_worker_that_is_killed_stops_the_training_in_one_line(pictures, tmp_path, monkeypatch):
+    here, views = os.getpid(), Pictures.__call__
+
+    def killed(self, *wanted):
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return views(self, *wanted)
+
+    samples, out = load_samples(f"folder:{pictures}", split="train"), tmp_path / "m.safetensors"
+    settings = {"recipe": RECIPES["deit"], "overrides": SMALL_DEIT, "img_size": 32, "holdout": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(Pictures, "__call__", killed)
+        with pytest.raises(ProcessError, match=r"a worker process was ended from outside .* the same command goes on$"):
+            training.run("symvit", samples, out, workers=1, **settings)
+    training.run("symvit", samples, out, workers=0, **settings)
+    assert out.exists()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
