@@ -375,7 +375,7 @@ def _load_timm(
     mean_std = None
     if checkpoint is None:
         try:
-            network = _create_timm(name, img_size, pretrained=True)
+            network = _pretrained(name, img_size)
         except Exception as error:  # timm and the hub raise what they like when weights cannot be had
             raise CheckpointError(
                 f"{model}: no pretrained weights could be had ({brief(error)}); give --checkpoint FILE"
@@ -411,6 +411,36 @@ def _load_timm(
     classifier = Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
     classifier.origin = Origin(which)
     return classifier
+
+
+def _pretrained(name: str, img_size: int | None) -> Any:
+    """timm's network with its weights: those in the hub's cache, else downloaded, if the hub answers one request.
+
+    The hub's own client would ask for each file of weights again and again before it gives up.
+    """
+    from huggingface_hub import constants, errors, utils
+
+    client: Any = utils  # which does not declare all that it exports
+    # Before version 1 the client's sessions stay as they were opened.
+    anew = getattr(client, "reset_sessions", None) or client.close_session
+    forbidden = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    anew()
+    try:
+        return _create_timm(name, img_size, pretrained=True)
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        pass
+    finally:
+        constants.HF_HUB_OFFLINE = forbidden
+        anew()
+    if forbidden:
+        raise CheckpointError("they are not in the hub's cache, and HF_HUB_OFFLINE is set")
+    try:
+        client.get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # of whichever library the hub's client uses
+        silent = f"{constants.ENDPOINT} does not answer: {brief(error)}"
+        raise CheckpointError(f"they are not in the hub's cache, and {silent}") from None
+    return _create_timm(name, img_size, pretrained=True)
 
 
 def _create_timm(name: str, img_size: int | None, **options: Any) -> Any:
