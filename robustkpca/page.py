@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import PurePosixPath
+from urllib.parse import quote
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,6 +16,27 @@ from markupsafe import Markup
 
 from robustkpca.escape import markdown as escape
 from robustkpca.escape import visible
+
+# Colours of a page and its figures, light and dark. Text has a contrast of at least 4.5 to 1 on paper and card.
+THEME = {
+    "ink": ("#1c2024", "#e6e8eb"),
+    "paper": ("#ffffff", "#16181b"),
+    "soft": ("#60646c", "#a3a8b0"),
+    "line": ("#d9dce1", "#363a40"),
+    "card": ("#f6f7f9", "#1f2226"),
+    "pass": ("#18794e", "#4cc38a"),
+    "warn": ("#8a5a00", "#f1a10d"),
+    "fail": ("#c1292e", "#ff8589"),
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a page tells a model from the others, wherever its name stands: a sign in a colour, light and dark."""
+
+    sign: str
+    light: str
+    dark: str
 
 
 @dataclass(frozen=True)
@@ -25,6 +49,25 @@ class Heading:
 class Paragraph:
     text: str
     small: bool = False  # a note under a table
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What must be read first, sentence by sentence."""
+
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A file beside the page."""
+
+    text: str
+    path: str  # relative to the page, with /
+
+    @property
+    def href(self) -> str:
+        return quote(self.path)
 
 
 @dataclass(frozen=True)
@@ -45,17 +88,63 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    name: str  # file name without folder, ending in .png
-    png: bytes = field(repr=False)
+    name: str  # file name without folder, ending in .png or .svg
+    data: bytes = field(repr=False)
     text: str  # what it shows, for those who do not see it
 
-    def base64(self) -> str:
-        """The image as a data URL writes it."""
-        return base64.b64encode(self.png).decode()
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        kind = "svg+xml" if PurePosixPath(self.name).suffix == ".svg" else "png"
+        return data_url(self.data, kind)
 
 
 MADE_BY = "made by robustkpca"  # in each page, so that only pages of ours are replaced
-Block = Heading | Paragraph | Bullets | Table | Figure
+
+
+@dataclass(frozen=True)
+class Tile:
+    """An image (None: there is none to show) with its name above it and what was answered below; `wrong`: not the true
+    label."""
+
+    name: str
+    png: bytes | None = field(repr=False)
+    text: str
+    wrong: bool = False
+
+    @property
+    def url(self) -> str:
+        return data_url(self.png or b"", "png")
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """One sample: what it is, and tiles of it."""
+
+    title: str
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Photographs in HTML; in Markdown `sheet`, a figure of them, or nothing."""
+
+    photographs: Sequence[Photograph]
+    sheet: Figure | None = None
+
+
+Block = Heading | Paragraph | Lead | Link | Bullets | Table | Figure | Gallery
+
+
+def data_url(data: bytes, kind: str) -> str:
+    """An image of this kind (`png`, `svg+xml`) as a data URL."""
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
+
+
+def figures_of(blocks: Sequence[Block]) -> list[Figure]:
+    """The figures that Markdown looks for beside the page."""
+    sheets = [block.sheet if isinstance(block, Gallery) else block for block in blocks]
+    return [block for block in sheets if isinstance(block, Figure)]
 
 
 def to_markdown(blocks: Sequence[Block], folder: str) -> str:
@@ -72,8 +161,12 @@ def to_markdown(blocks: Sequence[Block], folder: str) -> str:
                 parts.append("\n".join(f"- {m}{escape(text)}" for m, (_, text) in zip(marks, block.items, strict=True)))
             case Table():
                 parts.append(markdown(block.cells))
-            case Figure():
-                parts.append(f"![{escape(block.text)}](<{folder}/{block.name}>)")
+            case Lead():
+                parts.append(f"**{escape(' '.join(block.sentences))}**")
+            case Link():
+                parts.append(f"[{escape(block.text)}](<{block.path}>)")
+            case Figure() | Gallery():
+                parts += [f"![{escape(f.text)}](<{folder}/{f.name}>)" for f in figures_of([block])]
     return "\n\n".join([*parts, f"<!-- {MADE_BY} -->"]) + "\n"
 
 
@@ -88,11 +181,21 @@ def markdown(cells: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def to_html(blocks: Sequence[Block]) -> str:
-    """One page without scripts or anything to fetch; all text is escaped."""
-    template = _environment().get_template("page.html.j2")
-    title = next((b.text for b in blocks if isinstance(b, Heading)), "")
-    return template.render(made_by=MADE_BY, title=title, blocks=[(type(block).__name__, block) for block in blocks])
+def to_html(blocks: Sequence[Block], marks: Mapping[str, Mark] | None = None) -> str:
+    """One page with nothing to fetch; all text is escaped, its only script sorts tables. Figures that follow each other
+    stand side by side where there is room.
+
+    `marks`: by the name of a model, what stands before it in tables and galleries.
+    """
+    script = _environment().get_template("page.js").render().strip()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    named = {name: (f"m{number}", mark) for number, (name, mark) in enumerate((marks or {}).items())}
+    return _environment().get_template("page.html.j2").render(
+        title=next((b.text for b in blocks if isinstance(b, Heading)), ""),
+        blocks=[(type(block).__name__, block) for block in blocks],
+        made_by=MADE_BY, theme=THEME, marks=named, script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+    )  # fmt: skip
 
 
 def _seen(value: object) -> object:

@@ -194,8 +194,8 @@ class _Evaluation:
                 raise RuntimeError(f"{job.after}, whose survivors it attacks, has failed")
         with log.timed(str(job.id), len(ids) * len(job.suite.budgets)):
             rows = batch.perturbed_rows(job, before)
-        if first == 0 and str(job.id) in batch.examples:
-            self.store.write_examples(batch.label, job.id, batch.examples[str(job.id)])
+        if str(job.id) in batch.examples:
+            self.store.write_examples(batch.label, job.id, first, batch.examples[str(job.id)])
         self.store.write_rows(batch.label, job.id, first, rows)
 
     # -- progress

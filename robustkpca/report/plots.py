@@ -1,11 +1,11 @@
-"""Figures of a report as PNG bytes; the same run gives the same bytes."""
+"""Figures of a report as SVG, in light and dark; the same run gives the same bytes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -13,54 +13,61 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from robustkpca.escape import visible
+from robustkpca.page import THEME, Photograph
+from robustkpca.report.marks import Style
 from robustkpca.report.summary import headline
 from robustkpca.results.columns import WORST
-from robustkpca.results.trainings import groups, has_training_runs
 from robustkpca.runs.run import Run
 from robustkpca.suites.budget import Budget
-from robustkpca.suites.cell import CLEAN, AttackId, Cell
+from robustkpca.suites.cell import CLEAN
 from robustkpca.suites.suite import Suite
 from robustkpca.suites.threat import Ball
 
-SHOWN = 2  # samples of each model in the figure of examples
-ACROSS = 4  # panels side by side
-MOST = 10  # models in a figure of lines, and in the figure of examples
+WIDTH = 4.3  # inches, of every figure: at 390 px its smallest text is still about 10 px high
+MOST = 10  # models in a figure of lines
+BANDS = 4  # models whose intervals are drawn: of more, they hide each other
+
+Pixels = NDArray[np.uint8]
 
 
-def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite) -> bytes | None:
-    """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals; None
-    without two points, or with more than MOST models, whose lines nobody could tell apart.
+def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite, styles: Mapping[str, Style]) -> bytes | None:
+    """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals where there
+    are BANDS models at most; None without two points, or with more than MOST models, whose lines nobody could tell
+    apart.
 
     `long` is a table of checkpoints or over training runs (`trainings.shown_table`), here and below. Of a suite of
     several attacks, the worst case; of corruptions, their mean, which has no band.
     """
     models, score = long["model"].unique(), run.task.score
-    if len(models) > MOST:
+    lines = {model: _points(long, model, suite) for model in models}
+    lines = {model: points for model, points in lines.items() if len(points) > 1}
+    if not lines or len(models) > MOST:
         return None
-    with _figure(6.4, 4.0) as figure:
+    names = {model: _text(model, 56) for model in lines}
+    with _figure(WIDTH, 3.0 + 0.19 * sum(1 + name.count("\n") for name in names.values())) as figure:
         axes = figure.add_subplot()
-        drawn = False
-        for number, model in enumerate(models):
-            results = long[(long["model"] == model) & (long["status"] == "complete")]
-            points = _mean_points(results, suite) if suite.combination == "mean" else _attack_points(results, suite)
-            if len(points) < 2:
-                continue
-            drawn, colour = True, f"C{number}"
-            shown = points[["value", "low", "high"]] * score.scale
-            axes.plot(points["x"], shown["value"], marker="o", markersize=3.5, color=colour, label=model)
-            if points["low"].notna().all():
-                axes.fill_between(points["x"], shown["low"], shown["high"], color=colour, alpha=0.15, lw=0)
-        if not drawn:
-            return None
+        for model, points in lines.items():
+            look, shown = styles[model], points[["value", "low", "high"]] * score.scale
+            axes.plot(points["x"], shown["value"], marker=look.marker, markersize=5, color=look.light, lw=1.6,
+                      ls="--" if look.dashed else "-", label=names[model])  # fmt: skip
+            if points["low"].notna().all() and len(lines) <= BANDS:
+                axes.fill_between(points["x"], shown["low"], shown["high"], color=look.light, alpha=0.13, lw=0)
         if np.isfinite(score.bounds).all():
             axes.set_ylim(*(score.scale * bound for bound in score.bounds))
         axes.set_ylabel(f"{score.title.lower()} ({score.unit})" if score.unit else score.title.lower())
-        axes.set_xlabel(_budget_axis(suite))
+        axes.set_xlabel(_text(_budget_axis(suite), 52))
         worst = f", {WORST}" if suite.combination == "worst" else ""
-        axes.set_title(f"{suite.title}{worst}", wrap=True)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
-        return _png(figure)
+        axes.set_title(_text(f"{suite.title}{worst}", 48))
+        axes.grid(color=THEME["line"][0])
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside lower left", frameon=False)
+        return _svg(figure, styles)
+
+
+def _points(long: pd.DataFrame, model: str, suite: Suite) -> pd.DataFrame:
+    results = long[(long["model"] == model) & (long["status"] == "complete")]
+    return _mean_points(results, suite) if suite.combination == "mean" else _attack_points(results, suite)
 
 
 def _budget_axis(suite: Suite) -> str:
@@ -69,7 +76,7 @@ def _budget_axis(suite: Suite) -> str:
         return f"{suite.threat.budget_word} (0: clean)"
     left_out = _far_out(suite)
     beyond = f"; {left_out} not drawn" if left_out else ""
-    if not isinstance(suite.threat, Ball) or not suite.threat.has_eps:
+    if not isinstance(suite.threat, Ball):
         return f"{suite.threat.budget_word} (0: clean{beyond})"
     unit = "normalised units" if suite.threat.space == "normalized" else "pixel units"
     return f"eps * 255 ({unit}; 0: clean{beyond})"
@@ -77,7 +84,7 @@ def _budget_axis(suite: Suite) -> str:
 
 def _attack_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     attack = str(headline(suite).attack)
-    factor = 255 if isinstance(suite.threat, Ball) and suite.threat.has_eps else 1
+    factor = 255 if isinstance(suite.threat, Ball) else 1
     place = {str(b): float(b.value * factor) for b in suite.budgets}
     part, clean = results[results["attack"] == attack], results[results["attack"] == CLEAN].assign(x=0.0)
     # The clean result stands for a budget of 0, unless that was run itself.
@@ -104,94 +111,99 @@ def _mean_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     return points.assign(low=np.nan, high=np.nan)
 
 
-def corruption_map(run: Run, long: pd.DataFrame, suite: Suite) -> bytes:
-    """The score of every corruption and severity, a panel for each model; cells without a result stay blank."""
-    models, score = list(long["model"].unique()), run.task.score
-    names = [spec.name for spec in suite.specs]
-    across = min(ACROSS, len(models))
-    down = -(-len(models) // across)
-    budgets = [str(budget) for budget in suite.budgets]
-    with _figure(1.8 + 2.4 * across, down * (0.8 + 0.27 * len(names))) as figure:
-        panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
-        for axes in panels[len(models) :]:
-            axes.set_axis_off()
-        for axes, model in zip(panels, models, strict=False):
-            results = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
-            values = np.array([[results.loc[(str(suite.attack_id(c)), b), "value"] for b in budgets] for c in names])
-            values = pd.DataFrame(values).astype("Float64").to_numpy(float, na_value=np.nan)
-            low, high = score.bounds if np.isfinite(score.bounds).all() else (np.nanmin(values), np.nanmax(values))
-            axes.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
-            for (i, j), value in np.ndenumerate(values):
-                if np.isfinite(value):
-                    light = value > low + 0.6 * (high - low)
-                    axes.text(j, i, f"{score.scale * value:.0f}", ha="center", va="center", fontsize=7,
-                              color="black" if light else "white")  # fmt: skip
-            axes.set_xticks(range(len(budgets)), budgets)
-            axes.set_yticks(range(len(names)), names, fontsize=8)
-            axes.set_xlabel(suite.threat.budget_word)
-            axes.set_title(model, fontsize=8, wrap=True)
-        return _png(figure)
+def corruption_map(run: Run, long: pd.DataFrame, suite: Suite, model: str, styles: Mapping[str, Style]) -> bytes:
+    """The score of a model under every corruption and severity; cells without a result stay blank."""
+    score, names, budgets = run.task.score, [s.name for s in suite.specs], [str(b) for b in suite.budgets]
+    results = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
+    cells = [[results.loc[(str(suite.attack_id(c)), b), "value"] for b in budgets] for c in names]
+    values = pd.DataFrame(cells).astype("Float64").to_numpy(float, na_value=np.nan)
+    low, high = score.bounds if np.isfinite(score.bounds).all() else (np.nanmin(values), np.nanmax(values))
+    with _figure(WIDTH, 0.9 + 0.25 * len(names)) as figure:
+        axes = figure.add_subplot()
+        drawn = axes.pcolormesh(values, vmin=low, vmax=high, cmap="viridis", edgecolors="face", lw=0.3)
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                light = _luminance(drawn.to_rgba(value)) > 0.18  # where black is the better contrast
+                axes.text(j + 0.5, i + 0.5, f"{score.scale * value:.0f}", ha="center", va="center", fontsize=9,
+                          color="#000000" if light else "#fdfdfd")  # fmt: skip
+        axes.invert_yaxis()
+        axes.set_xticks(np.arange(len(budgets)) + 0.5, budgets)
+        axes.set_yticks(np.arange(len(names)) + 0.5, names)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(suite.threat.budget_word)
+        axes.set_title(_text(model, 40))
+        return _svg(figure, styles)
 
 
-def example_images(run: Run, suite: Suite) -> bytes | None:
-    """A row for each model, of several training runs the first: clean image, what was added (grey: nothing), and the
-    attacked image of a few samples; of MOST models at most. None where none were examples."""
-    rows = []
-    for model in [labels[0] for labels in groups(run).values()] if has_training_runs(run) else run.models:
-        attack = _strongest(run, model, suite)
-        if attack is not None and (examples := run.examples(model, attack)) is not None:
-            rows.append((model, str(attack), examples))
-    rows = rows[:MOST]
-    if not rows:
-        return None
-    with _figure(1.35 * 3 * SHOWN, 1.75 * len(rows)) as figure:
-        parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
-        for part, (model, label, examples) in zip(parts, rows, strict=True):
-            part.suptitle(f"{model}, {label} {suite.threat.budget_word} {examples.budget}", fontsize=8)
-            line = part.subplots(1, 3 * SHOWN)
-            for axes in line:
+def _luminance(colour: NDArray[np.float64] | Sequence[float]) -> float:
+    """Relative luminance of an sRGB colour in [0, 1], as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def example_sheet(photographs: Sequence[Photograph], pixels: Sequence[Sequence[Pixels | None]],
+                  styles: Mapping[str, Style]) -> bytes:  # fmt: skip
+    """Photographs as columns and their tiles as rows, with what was answered below each.
+
+    `pixels`: for each photograph and each of its tiles the image, uint8 (H, W) or (H, W, 3), or None.
+    """
+    rows = len(photographs[0].tiles)
+    with _figure(WIDTH, 0.2 + 1.62 * rows) as figure:
+        figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr]  # inches: below the last answers, too
+        parts = figure.subfigures(rows, 1, squeeze=False)[:, 0]
+        for k, part in enumerate(parts):
+            name = photographs[0].tiles[k].name
+            sign = f"{styles[name].sign} " if name in styles else ""
+            colour = styles[name].light if sign else THEME["ink"][0]
+            part.suptitle(_text(f"{sign}{name}", 56), color=colour, x=0.01, ha="left")
+            for axes, photograph, images in zip(part.subplots(1, len(pixels), squeeze=False)[0], photographs, pixels,
+                                                strict=True):  # fmt: skip
+                tile = photograph.tiles[k]
                 axes.set_axis_off()
-            for k in range(min(SHOWN, len(examples.label))):
-                image, added = examples.image[k].astype(float), examples.added[k].astype(float)
-                top = max(float(np.abs(added).max()), 1e-9)
-                titles = [
-                    f"clean: {_name(run, model, examples.clean_prediction[k])}",
-                    f"added x {0.5 / top:.2g}",
-                    f"attacked: {_name(run, model, examples.prediction[k])}",
-                ]
-                shown = (image, 0.5 + 0.5 * added / top, image + added)
-                for axes, x, title in zip(line[3 * k :], shown, titles, strict=False):
-                    pixels = np.clip(x, 0, 1).transpose(1, 2, 0)
-                    axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
-                    axes.set_title(title, fontsize=6, wrap=True)
-        return _png(figure)
+                if (image := images[k]) is not None:
+                    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+                colour = THEME["fail" if tile.wrong else "ink"][0]
+                text = f"{tile.text}\N{NO-BREAK SPACE}\N{BALLOT X}" if tile.wrong else tile.text
+                axes.text(0.5, -0.05, _text(text, 13), fontsize=9, color=colour, ha="center", va="top",
+                          transform=axes.transAxes)  # fmt: skip
+        return _svg(figure, styles)
 
 
-def _strongest(run: Run, model: str, suite: Suite) -> AttackId | None:
-    """The attack that left the fewest samples right at the budget whose images are kept."""
-    cells = [Cell(attack, suite.threat.headline) for attack in suite.attacks]
-    whole = [cell for cell in cells if run.status(model, cell).complete]
-    if not whole:
-        return None
-    return min(whole, key=lambda cell: run.task.right(run.cell_rows(model, cell)).mean()).attack
-
-
-def _name(run: Run, model: str, number: NDArray[Any]) -> str:
-    settings, i = run.request.model(model).vision, int(number)
-    classes = settings.classes if settings else ()
-    return classes[i] if not isinstance(classes, str) and 0 <= i < len(classes) else str(i)
+def _text(text: str, width: int) -> str:
+    """In lines of `width` characters."""
+    return textwrap.fill(visible(text), width)
 
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    # No text of a label is read as mathematics.
-    with mpl.rc_context(
-        {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
-    ):
-        yield Figure(figsize=(width, height), dpi=120, layout="constrained")
+    ink, line = THEME["ink"][0], THEME["line"][0]
+    with mpl.rc_context({
+        "font.size": 9.5, "axes.titlesize": 10.5, "axes.labelsize": 9.5, "legend.fontsize": 9.5,
+        "axes.spines.top": False, "axes.spines.right": False,
+        "text.color": ink, "axes.labelcolor": ink, "xtick.labelcolor": ink, "ytick.labelcolor": ink,
+        "axes.edgecolor": line, "xtick.color": line, "ytick.color": line,
+        "figure.facecolor": THEME["paper"][0], "axes.facecolor": "none",
+        "text.parse_math": False,  # no text of a label is read as mathematics
+        "svg.fonttype": "none", "svg.hashsalt": "robustkpca",  # text stays text; the same ids again
+    }):  # fmt: skip
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})  # no version: the same bytes again
-    return buffer.getvalue()
+def _svg(figure: Figure, styles: Mapping[str, Style]) -> bytes:
+    """The figure with its light colours written in it, and a style sheet that replaces them where dark is preferred:
+    a viewer that knows no style sheets shows the light one."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    pairs = dict([*THEME.values(), *((s.light, s.dark) for s in styles.values())])
+    rules = [
+        f"[style*='{name}: {light}'] {{ {name}: {dark} !important }}"
+        for light, dark in sorted(pairs.items())
+        if light in svg
+        for name in ("fill", "stroke")
+    ]
+    sheet = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
+    head, bracket, rest = svg.partition(">")
+    return f"{head}{bracket}\n {sheet}{rest}".encode()

@@ -3,50 +3,67 @@ The same runs give the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from robustkpca.diagnosis.findings import Finding, findings
 from robustkpca.errors import OutputError, RunError, SpecError
 from robustkpca.files import read_bounded, refuse_links, write_files
-from robustkpca.page import MADE_BY, Block, Bullets, Figure, Heading, Paragraph, Table, to_html, to_markdown
-from robustkpca.report import plots, run_tables
+from robustkpca.page import (
+    MADE_BY,
+    Block,
+    Bullets,
+    Figure,
+    Heading,
+    Lead,
+    Link,
+    Paragraph,
+    Table,
+    figures_of,
+    to_html,
+    to_markdown,
+)
+from robustkpca.report import marks, photographs, plots, run_tables
+from robustkpca.report.marks import Style
 from robustkpca.report.provenance import receipt
-from robustkpca.report.summary import summary
+from robustkpca.report.summary import summary, verdict
 from robustkpca.results import trainings
 from robustkpca.runs.run import Run
 
 
 def write(runs: Sequence[Run], path: Path) -> list[Path]:
-    """Write `path`.md with its figures beside it in `<stem>_files/`, or `path`.html, one self-contained file. Returns
-    all files written."""
+    """Write `path`.md with its figures beside it in `<stem>_files/`, or `path`.html, one self-contained file, with a
+    page of its own in `<stem>_images/` for the images that each attack broke. Returns all files written."""
     if path.suffix not in (".md", ".html"):
         raise SpecError(f"--out: expected a file ending in .md or .html, got {path}")
-    folder = path.with_name(f"{path.stem}_files")
+    folder = path.with_name(f"{path.stem}_{'files' if path.suffix == '.md' else 'images'}")
     _refuse_foreign(path, folder)
+    styles = marks.styles(runs)
+    files: dict[Path, bytes] = {}
     blocks: list[Block] = [Heading("Robustness report", 1)]
     for number, run in enumerate(runs, start=1):
-        blocks += _section(run, number, len(runs))
-    files: dict[Path, bytes] = {}
+        pages = dict(_pages(run, number)) if path.suffix == ".html" else {}
+        files |= {folder / name: to_html(page, styles).encode() for name, (page, _) in pages.items()}
+        links = [Link(text, f"{folder.name}/{name}") for name, (_, text) in pages.items()]
+        blocks += _section(run, number, len(runs), styles, links)
     if path.suffix == ".html":
-        files[path] = to_html(blocks).encode()
+        files[path] = to_html(blocks, styles).encode()
     else:
-        files = {folder / b.name: b.png for b in blocks if isinstance(b, Figure)}
+        files = {folder / figure.name: figure.data for figure in figures_of(blocks)}
         files[path] = to_markdown(blocks, folder.name).encode()
     write_files(files)
     return [path, *(file for file in files if file != path)]
 
 
 def _refuse_foreign(path: Path, folder: Path) -> None:
-    """Raises RunError where the page, or the folder of its figures, is there and was not made by us."""
-    if path.suffix == ".md":
-        refuse_links(folder.parent, folder)
+    """Raises RunError where the page, or the folder beside it, is there and was not made by us."""
+    refuse_links(folder.parent, folder)
     try:
         text = read_bounded(path, 2**30)
         # Pages of before had no mark.
         ours = MADE_BY.encode() in text or (text.startswith(b"# Robustness report\n") and b"\n## Receipt\n" in text)
     except FileNotFoundError:
-        ours = path.suffix != ".md" or not folder.exists() or not any(folder.iterdir())
+        ours = not folder.exists() or not any(folder.iterdir())
         path = folder
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
@@ -54,19 +71,22 @@ def _refuse_foreign(path: Path, folder: Path) -> None:
         raise RunError(f"--out: {path} is there and was not made by `report`; move it, or choose another --out")
 
 
-def _section(run: Run, number: int, of: int) -> list[Block]:
+def _section(run: Run, number: int, of: int, styles: Mapping[str, Style], links: Sequence[Link]) -> list[Block]:
     results = findings(run)
     blocks: list[Block] = []
     part, level = ("", 2) if of == 1 else (f" of run {number}", 3)
     if of > 1:
         blocks.append(Heading(f"Run {number}: {run.request.data.name}, {run.n} samples", 2))
-    blocks += [Heading(f"Summary{part}", level), Bullets([("", line) for line in summary(run, results)])]
+    blocks += [Lead(verdict(run, results)), Heading(f"Summary{part}", level)]
+    blocks.append(Bullets([("", line) for line in summary(run, results)]))
     blocks.append(Heading(f"Tables{part}", level))
     for view in run_tables.views(run):
         notes = [Paragraph(note, small=True) for note in view.notes]
         blocks += [Heading(view.title, level + 1), Table(view.cells), *notes]
-    if figures := _figures(run, number):
+    if figures := _figures(run, number, styles):
         blocks += [Heading(f"Figures{part}", level), *figures]
+    if images := _images(run, number, styles, links):
+        blocks += [Heading(f"Images{part}", level), *images]
     blocks += [Heading(f"Findings{part}", level), *_findings(results)]
     models, settings = receipt(run)
     return [
@@ -77,23 +97,44 @@ def _section(run: Run, number: int, of: int) -> list[Block]:
     ]
 
 
-def _figures(run: Run, number: int) -> list[Block]:
-    long = trainings.shown_table(run)
-    title = run.task.score.title
+def _figures(run: Run, number: int, styles: Mapping[str, Style]) -> list[Block]:
+    long, title = trainings.shown_table(run), run.task.score.title
+    lines: list[Block] = []
+    maps: list[Block] = []
+    for suite in run.suites:
+        name = f"{number}-{suite.name}"
+        if (svg := plots.accuracy_curves(run, long, suite, styles)) is not None:
+            lines.append(Figure(f"{name}.svg", svg, f"{title} over {suite.threat.budget_word}, {suite.name}"))
+        for k, model in enumerate(long["model"].unique() if suite.combination == "mean" else ()):
+            svg = plots.corruption_map(run, long, suite, model, styles)
+            text = f"{title} of {model} for each corruption and severity, {suite.name}"
+            maps.append(Figure(f"{name}-map-{k + 1}.svg", svg, text))
+    if lines and len(long["model"].unique()) > plots.BANDS:
+        text = f"Of more than {plots.BANDS} models no intervals are drawn; they are in the tables."
+        lines.append(Paragraph(text, small=True))
+    return lines + maps
+
+
+def _images(run: Run, number: int, styles: Mapping[str, Style], links: Sequence[Link]) -> list[Block]:
+    """Photographs under each suite, and the pages of all that were broken."""
     blocks: list[Block] = []
     for suite in run.suites:
-        averaged, word = suite.combination == "mean", suite.threat.budget_word
-        images = {"": (f"{title} over {word}, {suite.name}", plots.accuracy_curves(run, long, suite))}
-        if averaged:
-            text = f"{title} for each corruption and severity, {suite.name}"
-            images["-map"] = (text, plots.corruption_map(run, long, suite))
-        else:
-            text = f"Images, what {suite.name} added, and the answers"
-            images["-examples"] = (text, plots.example_images(run, suite))
-        for suffix, (text, png) in images.items():
-            if png is not None:
-                blocks.append(Figure(f"{number}-{suite.name}{suffix}.png", png, text))
-    return blocks
+        shown = photographs.examples(run, suite, styles, f"{number}-{suite.name}-examples.svg")
+        if shown is not None:
+            blocks += [Paragraph(shown[1]), shown[0]]
+    return [*blocks, *links]
+
+
+def _pages(run: Run, number: int) -> Iterator[tuple[str, tuple[list[Block], str]]]:
+    """For each attack of which images are kept: the name of its page, the page, and what a link to it says."""
+    for suite in run.suites:
+        for attack in suite.attacks:
+            if (shown := photographs.broken(run, suite, attack)) is not None:
+                title = f"Images that {str(attack).replace('/', ', ')} broke"
+                notes = [Paragraph(note) for note in shown[1]]
+                count = len(shown[0].photographs)
+                name = f"{number}-{str(attack).replace('/', '-')}.html"
+                yield name, ([Heading(title, 1), *notes, shown[0]], f"{title}: {count}, on a page beside this one")
 
 
 def _findings(results: Sequence[Finding]) -> list[Block]:

@@ -16,6 +16,107 @@ from robustkpca.suites.cell import CLEAN_CELL, AttackId, Cell
 from robustkpca.suites.suite import Suite, load_suite, suite_names
 
 
+def verdict(run: Run, findings: Sequence[Finding]) -> tuple[str, str]:
+    """Two sentences: which model is better, by how much and how sure; and what of it must be doubted."""
+    return _better(run), _doubts(run, findings)
+
+
+def _better(run: Run) -> str:
+    """The comparison under the hardest of what was compared: the worst case of several attacks, else the attack of the
+    first suite, else no attack; each at its headline budget."""
+    frame, score = trainings.compared_training_runs(run), run.task.score
+    frame = comparison.compared(run) if frame.empty and len(run.models) > 1 else frame
+    columns = [headline(suite) for suite in run.suites if suite.combination != "mean"]
+    columns.sort(key=lambda column: column.how != "worst")  # stable
+    columns.append(Column.of("", CLEAN_CELL))
+    for column in columns:
+        rows = frame[[(a, b) == column.texts for a, b in zip(frame["attack"], frame["budget"], strict=True)]]
+        if not rows.empty:
+            best_first = rows.sort_values("difference", ascending=not score.higher_is_better, kind="stable")
+            return _compared(run, column, best_first, frame)
+    if len(run.models) > 1:
+        return "No result of this run compares its models."
+    long = trainings.shown_table(run) if CLEAN_CELL in run.conditions else pd.DataFrame({"status": []})
+    lines = [line for column in columns[:1] if not long.empty for line in _cell(run, long, column)]
+    return " ".join(lines) or "This run has one model and no result that sums it up; see the table."
+
+
+def _compared(run: Run, column: Column, rows: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """`rows`: one for each model, the best first; `frame`: all that was compared."""
+    clear = rows[rows["p_holm"] < 0.05]
+    better = clear[~clear["difference"].map(run.task.score.worse)]
+    worse = clear[clear["difference"].map(run.task.score.worse)]
+    baseline, where = rows["baseline"].iloc[0], _where(run, column)
+    parts = []
+    if better.empty:
+        parts.append(
+            f"{where}, no model is measurably better than {baseline} on {run.n} {run.task.sample_word}s; the "
+            f"{'difference' if len(rows) == 1 else 'best difference'} is {_by_how_much(run, rows.iloc[0])}"
+        )
+    else:
+        others = f" (so are {', '.join(better['model'].iloc[1:])}, by less)" if len(better) > 1 else ""
+        parts.append(
+            f"{where}, {better['model'].iloc[0]} is better than {baseline} on {run.n} {run.task.sample_word}s, by "
+            f"{_by_how_much(run, better.iloc[0], named=False)}{others}"
+        )
+    if not worse.empty:
+        last = worse.iloc[-1]
+        others = f" (so are {', '.join(worse['model'].iloc[:-1])}, by less)" if len(worse) > 1 else ""
+        parts.append(f"{last['model']} is worse, by {_by_how_much(run, last, named=False)}{others}")
+    return "; ".join([*parts, *_elsewhere(run, frame)]) + "."
+
+
+def _elsewhere(run: Run, frame: pd.DataFrame) -> list[str]:
+    """In how many of all cells models differ clearly from the first."""
+    parts = []
+    for model, rows in frame.groupby("model", sort=False):
+        clear = rows[rows["p_holm"] < 0.05]
+        if not clear.empty:
+            worse = int(clear["difference"].map(run.task.score.worse).sum())
+            parts.append(f"{model} is better in {len(clear) - worse} and worse in {worse}")
+    return (
+        [f"of all {len(frame.drop_duplicates(['attack', 'budget']))} cells compared, {', '.join(parts)}"]
+        if parts
+        else []
+    )
+
+
+def _by_how_much(run: Run, row: pd.Series, *, named: bool = True) -> str:
+    """`+6.7 points (95 % interval -4.0 to +17.2; p = 0.21 after Holm's correction)`, with the model's name in front."""
+    score, p = run.task.score, row["p_holm"]
+    chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return (
+        f"{row['model'] + chr(39) + 's ' if named else ''}{score.shown_difference(row['difference'])} "
+        f"{score.difference_unit} (95 % interval {score.shown_difference(row['low'])} to "
+        f"{score.shown_difference(row['high'])}; {chance} after Holm's correction)"
+    )
+
+
+def _doubts(run: Run, findings: Sequence[Finding]) -> str:
+    """The gravest first."""
+    doubts = []
+    for level, words in (("fail", "do not believe what these findings are about"), ("warn", "read with care")):
+        rules = sorted({f"{f.rule} ({f.model})" for f in findings if f.level == level})
+        if rules:
+            doubts.append(f"{words}: {', '.join(rules[:3])}{f' and {len(rules) - 3} more' if len(rules) > 3 else ''}")
+    missing = sum(not s.complete for s in run.statuses)
+    if missing:
+        doubts.append(f"{missing} of {len(run.statuses)} cells have no result")
+    if stronger := _not_run(run):
+        doubts.append(f"{' and '.join(stronger)} {'was' if len(stronger) == 1 else 'were'} not run, and stronger "
+                      "attacks can only lower these numbers")  # fmt: skip
+    if len(run.models) > 1 and trainings.compared_training_runs(run).empty:
+        doubts.append("models stand for one training each: what another training would give is in no interval here")
+    doubts.append(f"all of it is about {run.n} {run.task.sample_word}s of {run.request.data.name}")
+    return f"To be doubted: {'; '.join(doubts)}."
+
+
+def _where(run: Run, column: Column) -> str:
+    word = next((s.threat.budget_word for s in run.suites if s.name == column.suite), "")
+    attack, budget = column.texts
+    return "Without an attack" if column.clean else f"Under {attack.replace('/', ', ')} at {word} {budget}"
+
+
 def summary(run: Run, findings: Sequence[Finding]) -> list[str]:
     """One sentence or two for each thing a reader must know, the gravest last."""
     long = trainings.shown_table(run)
@@ -30,8 +131,10 @@ def summary(run: Run, findings: Sequence[Finding]) -> list[str]:
             lines += _mean(run, long, suite)
     if len(run.models) > 1:
         lines += _verdicts(run)
-    if any(suite.attack for suite in run.suites) and run.task.name == "classification":
-        lines += _strength(run)
+    if missing := _not_run(run):
+        lines.append(
+            f"Not run: {' and '.join(missing)}. Accuracy under weaker attacks is an upper bound of robustness."
+        )
     broken = [s for s in run.statuses if not s.complete]
     if broken:
         lines.append(f"{len(broken)} of {len(run.statuses)} cells have no result; the tables say why.")
@@ -53,10 +156,9 @@ def headline(suite: Suite) -> Column:
 
 def _cell(run: Run, long: pd.DataFrame, column: Column) -> list[str]:
     attack, budget = column.texts
+    where = _where(run, column)
     chosen = (long["suite"] == column.suite) & (long["attack"] == attack) & (long["budget"] == budget)
     rows, score = long[chosen].set_index("model"), run.task.score
-    word = next((s.threat.budget_word for s in run.suites if s.name == column.suite), "")
-    where = "Without an attack" if column.clean else f"Under {attack.replace('/', ', ')} at {word} {budget}"
     suffix = " % right" if score.unit == "%" else f" {score.unit}".rstrip()
     texts = [
         f"{model} {with_interval(row, score)}{suffix}" if row["status"] == "complete" else f"{model} no result"
@@ -108,12 +210,11 @@ def _verdicts(run: Run) -> list[str]:
     return lines
 
 
-def _strength(run: Run) -> list[str]:
-    """What stronger attacks were left out: accuracy under an attack is an upper bound of robustness."""
+def _not_run(run: Run) -> list[str]:
+    """The stronger attacks that were left out: accuracy under an attack is an upper bound of robustness."""
+    if not any(suite.attack for suite in run.suites) or run.task.name != "classification":
+        return []
     # Under other parameters a suite is not what its name stands for.
     names = {s.name for s in run.suites if s.name in suite_names() and s.attack == load_suite(s.name).attack}
     rpc = any(m.vision is not None and m.vision.rpc for m in run.request.models)
-    missing = [n for n in ("autoattack", "adaptive") if n not in names and (n != "adaptive" or rpc)]
-    if not missing:
-        return []
-    return [f"Not run: {' and '.join(missing)}. Accuracy under weaker attacks is an upper bound of robustness."]
+    return [n for n in ("autoattack", "adaptive") if n not in names and (n != "adaptive" or rpc)]

@@ -3,7 +3,7 @@
     run.json                              what was asked for, and where it was begun
     rows/MODEL/PERTURBATION/FIRST.parquet the rows of the chunk that begins at sample number FIRST
     records/MODEL/FIRST.json              times and failures of that chunk; records/MODEL/model.json: of the model
-    examples/MODEL/PERTURBATION.npz       a few samples to look at
+    examples/MODEL/PERTURBATION/FIRST.npz perturbed samples of that chunk to look at
     claims/                               who is working on what, see `robustkpca.runtime.claims`
 
 MODEL is the model's number in the request. Rows, records and run.json have checksums of what they say. No link in the
@@ -42,8 +42,8 @@ class RunFolder:
     def rows(self, model: str, attack: AttackId, first: int) -> Path:
         return self.path / "rows" / self._number(model) / _name(attack) / f"{first:07d}.parquet"
 
-    def examples(self, model: str, attack: AttackId) -> Path:
-        return self.path / "examples" / self._number(model) / f"{_name(attack)}.npz"
+    def examples(self, model: str, attack: AttackId, first: int) -> Path:
+        return self.path / "examples" / self._number(model) / _name(attack) / f"{first:07d}.npz"
 
     def record(self, model: str, first: int | None) -> Path:
         name = "model" if first is None else f"{first:07d}"

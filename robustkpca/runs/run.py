@@ -23,7 +23,7 @@ from robustkpca.errors import RunError, SpecError, brief
 from robustkpca.files import MOST_BYTES, refuse_links, write_whole
 from robustkpca.runs import format1
 from robustkpca.runs.files import read_json, read_table, sealed_text, unsealed, write_table
-from robustkpca.runs.folder import MARK, RunFolder
+from robustkpca.runs.folder import MARK, RunFolder, chunk_ranges
 from robustkpca.runs.records import Record, Summary
 from robustkpca.runs.request import FORMAT, Manifest, Request
 from robustkpca.runs.schema import flags_of, invalid_flags, schema_of
@@ -63,16 +63,17 @@ class CellStatus:
 
 @dataclass(frozen=True)
 class Examples:
-    """A few samples at an attack's headline budget: images and what was added, float16 (K, C, H, W), in pixels; K
-    labels and predictions."""
+    """The first K images of a set as they are kept to be looked at: with 8 bits, at an attack's headline budget.
 
-    budget: Any
+    `sample`: ids (K,). `image`: uint8 (K, C, H, W), 255 for a pixel of 1. `added`: what the attack added, int8
+    (K, C, H, W), in units of `step` (K,), a pixel value: attacked = image / 255 + step * added. What a model answered
+    to the unrounded images is in the rows.
+    """
+
     sample: NDArray[Any]
-    image: NDArray[np.float16]
-    added: NDArray[np.float16]
-    label: NDArray[np.int64]
-    clean_prediction: NDArray[np.int64]
-    prediction: NDArray[np.int64]
+    image: NDArray[np.uint8]
+    added: NDArray[np.int8]
+    step: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,19 +260,28 @@ class Run:
         return {(str(m), str(a), str(b)): frame for (m, a, b), frame in groups}
 
     def examples(self, model: str, attack: AttackId) -> Examples | None:
-        """The samples kept of one attack; None where there are none, as in an exported file, or they are torn."""
-        if self.path is None:
+        """The images kept of one attack, in the order of the set; None where there are none, as in an exported file."""
+        if self.path is None or self.path.is_file():
             return None
-        file = self._folder.examples(model, attack)
-        refuse_links(self.path, file)
+        chunks = chunk_ranges(self.n, self.request.batch_size)
+        parts = [self._examples(self._folder.examples(model, attack, chunk.start)) for chunk in chunks]
+        arrays = zip(*(part for part in parts if part is not None), strict=True)
+        joined = [np.concatenate(part) for part in arrays]
+        return Examples(*joined) if joined else None
+
+    def _examples(self, file: Path) -> list[NDArray[Any]] | None:
+        """The arrays of `Examples` of one chunk; None where there are none, or they are torn."""
+        refuse_links(self.path or file, file)
         try:
             with zipfile.ZipFile(file) as packed:
                 if sum(info.file_size for info in packed.infolist()) > 4 * MOST_BYTES:
                     return None
             with np.load(file, allow_pickle=False) as arrays:
-                return Examples(**{name: arrays[name] for name in arrays.files})
-        except (OSError, ValueError, TypeError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile):
+                image, added, step, sample = (arrays[name] for name in ("image", "added", "step", "sample"))
+        except (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile):
             return None
+        whole = image.ndim == 4 and image.shape == added.shape and step.shape == sample.shape == image.shape[:1]
+        return [sample, image, added, step] if whole and image.dtype == np.uint8 and added.dtype == np.int8 else None
 
     # -- how far it came
 

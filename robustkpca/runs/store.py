@@ -125,9 +125,9 @@ class RunStore:
         self._own.write(path, lambda file: write_table(file, table, {MARK: self.manifest.fingerprint}))
         self._whole.add(path)
 
-    def write_examples(self, model: str, attack: AttackId, examples: dict[str, Any]) -> None:
-        """A few perturbed samples, see `robustkpca.runs.run.Examples`."""
-        self._own.write(self.folder.examples(model, attack), lambda file: save_arrays(file, examples))
+    def write_examples(self, model: str, attack: AttackId, first: int, examples: dict[str, Any]) -> None:
+        """Perturbed samples of a chunk to look at, see `robustkpca.runs.run.Examples`."""
+        self._own.write(self.folder.examples(model, attack, first), lambda file: save_arrays(file, examples))
 
     # -- records
 

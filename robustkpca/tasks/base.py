@@ -150,7 +150,7 @@ class Task(ABC):
         """Why rows must not be believed, in words; `models`: settings by label."""
         return []
 
-    def examples(self, batch: Batch, threat: Threat, perturbed: Tensor, rows: pd.DataFrame) -> dict[str, Any] | None:
+    def examples(self, batch: Batch, threat: Threat, perturbed: Tensor) -> dict[str, Any] | None:
         """A few samples to look at, as arrays; None for none."""
         return None
 

@@ -125,7 +125,7 @@ class Batch(ABC):
         self.untried.update(dict.fromkeys(tried, ""))
         rows = self._rows(inputs, Cell(job.id, budget), job, threat)
         if budget == threat.headline:
-            examples = self.task.examples(self, threat, inputs, rows)
+            examples = self.task.examples(self, threat, inputs)
             if examples is not None:
                 self.examples[label] = examples
         return rows

@@ -185,13 +185,21 @@ def test_a_faint_gradient_is_not_divided_among_the_batch(noise_samples, tmp_path
     np.testing.assert_allclose(rows["distance"], 8 / 255, atol=1e-7)
 
 
-def test_images_that_were_broken_are_kept_first(linear, linear_samples, tmp_path):
-    """At eps 2/255 the images 0 and 1 are broken; 10 and 11 were wrong without an attack."""
+@pytest.mark.parametrize(("size", "kept"), [(4, 5), (12, 5), (4, 12), (5, 20)])
+def test_the_first_images_are_kept_whatever_the_chunks(linear, linear_samples, tmp_path, monkeypatch, size, kept):
+    """With 8 bits, clean and what was added, up to so many bytes; in the order of the set, broken or not."""
     turned = linear_samples.take(np.arange(12)[::-1])
-    run = evaluate([linear], turned, [load_suite("fgsm").with_eps(["2/255"])], tmp_path / "run")
+    inputs = torch.stack([turned.image(i, linear.settings.preprocessing) for i in range(12)])
+    monkeypatch.setattr("robustkpca.tasks.classification.batch.KEPT_BYTES", 2 * inputs[0].numel() * kept)
+    fgsm = load_suite("fgsm").with_eps(["2/255"])
+    run = evaluate([linear], turned, [fgsm], tmp_path / "run", batch_size=size)
     examples = run.examples("oracle", AttackId("fgsm"))
-    assert examples.sample.tolist() == ["s1", "s0", "s11", "s10"]
-    assert (examples.clean_prediction == examples.prediction).tolist() == [False, False, True, True]
+    assert examples.sample.tolist() == turned.ids[:kept]
+    np.testing.assert_array_equal(examples.image, np.rint(inputs[:kept] * 255).numpy())
+    added = examples.step[:, None, None, None] * examples.added
+    np.testing.assert_allclose(np.abs(added).max((1, 2, 3)), 2 / 255, rtol=1e-3)
+    np.testing.assert_allclose(examples.step * 127, run.cell_rows("oracle", Cell.parse("fgsm", "2/255"))["distance"]
+                               .to_numpy()[:kept], rtol=1e-5)  # fmt: skip
 
 
 class Fragile(nn.Module):

@@ -14,7 +14,7 @@ from robustkpca.tasks.base import Chunk
 from robustkpca.tasks.batch import Batch
 
 TOP_K = 5
-EXAMPLES = 4  # images kept of each attack
+KEPT_BYTES = 4 << 20  # of images kept to be looked at, of each model and attack, before compression
 
 
 class ImageBatch(Batch):
@@ -27,6 +27,9 @@ class ImageBatch(Batch):
         labels = torch.from_numpy(chunk.samples.labels_for(self.model.settings))  # type: ignore[attr-defined]
         self.labels: Tensor = labels[chunk.numbers.start : chunk.numbers.stop].to(self.inputs.device)
         self.predictions: Tensor | None = None  # on the clean images, int64 (B,)
+        # The first of the set, whatever an attack does to them: so every model keeps the same ones.
+        kept = KEPT_BYTES // (2 * self.inputs[0].numel())
+        self.kept = {i for i, number in zip(chunk.ids, chunk.numbers, strict=True) if number < kept}
 
     def note_clean(self, rows: pd.DataFrame) -> None:
         super().note_clean(rows)
@@ -69,16 +72,20 @@ class ImageBatch(Batch):
     def attacked(self, targets: Any) -> dict[str, Any]:
         return {"attacked_label": None if targets is None else _numpy(targets)}
 
-    def kept_examples(self, perturbed: Tensor, rows: pd.DataFrame) -> dict[str, Any]:
-        """A few images to look at, those first that the attack broke; see `robustkpca.runs.run.Examples`."""
-        chosen = np.argsort(~rows["broken"].to_numpy(bool), kind="stable")[:EXAMPLES]
-        image, attacked = (x[torch.from_numpy(chosen).to(x.device)].cpu() for x in (self.inputs, perturbed))
-        prediction, clean, label = (rows[c].to_numpy()[chosen] for c in ("prediction", "clean_prediction", "label"))
+    def kept_examples(self, perturbed: Tensor) -> dict[str, Any] | None:
+        """The images among the first of the set, to be looked at; see `robustkpca.runs.run.Examples`."""
+        chosen = [i for i, name in enumerate(self.ids) if name in self.kept]
+        if not chosen:
+            return None
+        image, attacked = (x[torch.tensor(chosen, device=x.device)].float().cpu() for x in (self.inputs, perturbed))
+        added = (attacked - image).nan_to_num(0.0, 0.0, 0.0)
+        step = added.abs().amax((1, 2, 3)) / 127
         return {
-            "budget": np.array(rows["budget"].iloc[0]), "sample": np.array([self.ids[i] for i in chosen]),
-            "image": image.half().numpy(), "added": (attacked - image).half().numpy(),
-            "label": label, "clean_prediction": clean, "prediction": prediction,
-        }  # fmt: skip
+            "sample": np.array([self.ids[i] for i in chosen]),
+            "image": (image * 255).round().to(torch.uint8).numpy(),
+            "added": (added / step.clamp(min=1e-12)[:, None, None, None]).round().to(torch.int8).numpy(),
+            "step": step.numpy(),
+        }
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

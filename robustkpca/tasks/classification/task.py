@@ -111,8 +111,8 @@ class Classification(Task):
             reasons.append(f"{wrong} rows without a confidence")
         return reasons
 
-    def examples(self, batch: Batch, threat: Threat, perturbed: Tensor, rows: pd.DataFrame) -> dict[str, Any] | None:
-        return batch.kept_examples(perturbed, rows) if isinstance(threat, Ball) else None  # type: ignore[attr-defined]
+    def examples(self, batch: Batch, threat: Threat, perturbed: Tensor) -> dict[str, Any] | None:
+        return batch.kept_examples(perturbed) if isinstance(threat, Ball) else None  # type: ignore[attr-defined]
 
 
 CLASSIFICATION = Classification()
