@@ -150,7 +150,7 @@ def example_sheet(photographs: Sequence[Photograph], pixels: Sequence[Sequence[P
     """
     rows = len(photographs[0].tiles)
     with _figure(WIDTH, 0.2 + 1.62 * rows) as figure:
-        figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr]  # inches: below the last answers, too
+        figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr, call-arg]  # inches: below the last answers, too
         parts = figure.subfigures(rows, 1, squeeze=False)[:, 0]
         for k, part in enumerate(parts):
             name = photographs[0].tiles[k].name

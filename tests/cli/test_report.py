@@ -13,7 +13,7 @@ from tests.helpers.cli import BOTH, call
 def test_report_and_check(run, place):
     assert call("report", "run", "--out", "r.md", cwd=place).returncode == 0
     assert (place / "r.md").read_text().startswith("# Robustness report")
-    assert (place / "r_files" / "1-pgd.png").is_file()
+    assert (place / "r_files" / "1-pgd.svg").is_file()
     written = call("check", "run", "--baseline", "base.parquet", "--update-baseline", cwd=place)
     assert written.returncode == 0, written.stderr
     same = call("check", "run", "--baseline", "base.parquet", cwd=place)
