@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ PLACES: dict[Which, tuple[str, ...]] = {
     "raw": ("model", "state_dict", "model_state_dict", "net", "network", "params", "module"),
     "ema": ("model_ema", "state_dict_ema", "ema", "ema_model", "params_ema", "ema_state_dict", "model_ema_state_dict"),
 }
+_SCALARS = (str, bytes, int, float, np.generic, PurePath, type(None))
 _DEEPER = (*PLACES["raw"], "shadow")  # inside such an entry, what holds the weights
 _AVERAGED = "n_averaged"  # counts the models in an average that torch.optim.swa_utils made
 _PREFIXES = ("module.", "_orig_mod.")
@@ -76,11 +78,24 @@ def read(path: Path, which: Which = "raw") -> Weights:
     args = content.get("args")
     state, place = _choose(content, which, about)
     _refuse_what_is_no_number(state, path, about)
-    entries = tuple(map(str, content)) if place not in ("", _AVERAGED) else ()
+    entries = tuple(map(_shown, content)) if place not in ("", _AVERAGED) else ()
     cleaned, prefix = _without_prefix(state, _PREFIXES if settings else (*_PREFIXES, *_ATTRIBUTES))
     bare, mean_std = _without_normalizer(cleaned)
     known = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, Mapping) else {}
-    return Weights(bare, place, prefix, mean_std, settings, training, dict(known), entries)
+    plain = {key: value for key, value in known.items() if isinstance(key, str) and _is_plain(value)}
+    return Weights(bare, place, prefix, mean_std, settings, training, plain, entries)
+
+
+def _is_plain(value: Any) -> bool:
+    """A scalar or a list of some. Of deeper values a small pickle can hold one whose text fills the memory."""
+    if isinstance(value, list | tuple):
+        return len(value) <= 1000 and all(isinstance(item, _SCALARS) for item in value)
+    return isinstance(value, _SCALARS)
+
+
+def _shown(key: object) -> str:
+    """A key of a file in a message: short, in one line, and not written out where it is no name."""
+    return repr(str(key)[:60])[1:-1] if isinstance(key, str | int) else type(key).__name__
 
 
 def _checked(record: Any, about: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -88,7 +103,9 @@ def _checked(record: Any, about: str) -> tuple[dict[str, Any] | None, dict[str, 
     named = record if isinstance(record, dict) else {"settings": record}
     settings, training = (named.get(name) or {} for name in ("settings", "training"))
     if isinstance(settings, dict) and isinstance(training, dict):
-        sound = isinstance(settings.get("family"), str) and isinstance(settings.get("rpc"), dict | None)
+        family = settings.get("family")
+        named_well = isinstance(family, str) and len(family) <= 200 and family.isprintable()
+        sound = named_well and isinstance(settings.get("rpc"), dict | None)
         if sound or not settings:
             return settings or None, training
     raise CheckpointError(f"{about}: the model's description in it makes no sense")
@@ -130,12 +147,16 @@ def _choose(content: Mapping[str, Any], which: Which, about: str) -> tuple[dict[
         text = f"{about}: it holds no {which} weights, only {found[other][1]!r}; say --weights {other}"
         raise CheckpointError(text, lacks={"weights"} if which == "ema" else ())
     inside, place = found[which]
-    state = {str(key): value for key, value in inside.items() if isinstance(value, Tensor) and key != _AVERAGED}
+    state = {
+        str(key): value
+        for key, value in inside.items()
+        if isinstance(value, Tensor) and isinstance(key, str | int) and key != _AVERAGED
+    }
     if not state:
-        nested = [str(key) for key, value in inside.items() if _tensors(value)]
+        nested = [_shown(key) for key, value in inside.items() if _tensors(value)]
         hint = f"; if its weights are in {' or '.join(nested[:4])}, save that entry by itself" if nested else ""
         raise CheckpointError(
-            f"{about}: no weights in it; it holds {', '.join(map(str, list(inside)[:8])) or 'nothing'}{hint}"
+            f"{about}: no weights in it; it holds {', '.join(map(_shown, list(inside)[:8])) or 'nothing'}{hint}"
         )
     return state, place
 

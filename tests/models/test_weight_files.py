@@ -352,6 +352,34 @@ def test_a_description_that_makes_no_sense(tmp_path, state, record):
         assert len(str(raised.value)) < 500
 
 
+def doubled(times):
+    """A small pickle whose text would have 2 ** times parts."""
+    value = ("a", "a")
+    for _ in range(times):
+        value = (value, value)
+    return value
+
+
+def test_values_whose_text_has_no_end(tmp_path, state):
+    torch.save({doubled(14): 1, "b": 2}, tmp_path / "key.pth")
+    assert "it holds tuple, b" in refusal(tmp_path / "key.pth")
+    torch.save({"model": {doubled(14): torch.zeros(1)}}, tmp_path / "inner.pth")
+    assert "it holds tuple" in refusal(tmp_path / "inner.pth")
+    args = argparse.Namespace(layer=doubled(60), num_iter=3, epochs=[1, 2])
+    torch.save({"model": state, "args": args, doubled(14): 1}, tmp_path / "args.pth")
+    assert read(tmp_path / "args.pth").args == {"num_iter": 3, "epochs": [1, 2]}
+    facts = dict(checkpoints.inspect(tmp_path / "args.pth"))
+    assert facts["entries"] == "model, args, tuple"
+    assert facts["arguments"] == "num_iter=3, epochs=[1, 2]"
+
+
+@pytest.mark.parametrize("family", ["vit\nx", "vit" * 10**5, "\x1b[31mvit"])
+def test_names_of_models_are_one_short_line(tmp_path, state, family):
+    record = json.dumps({"settings": {"family": family, "rpc": None}})
+    save_file(state, tmp_path / "m.safetensors", {"robustkpca": record})
+    assert "the model's description in it makes no sense" in refusal(tmp_path / "m.safetensors")
+
+
 @pytest.mark.parametrize("change", [{"depth": 10**9}, {"width": 10**9}, {"num_classes": 10**9, "classes": ()}])
 def test_settings_of_a_boundless_model(tmp_path, state, change):
     settings = tiny_settings("vit").model_copy(update=change)
