@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from robustkpca.config import Frozen, data_folder, read_toml
-from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import DataError, SpecError, unknown
-from robustkpca.evaluation.loop import Resources, carry_out
-from robustkpca.evaluation.plan import Plan
-from robustkpca.models.loading import load_models
 from robustkpca.models.options import ModelOptions
 from robustkpca.report import paper_tables
-from robustkpca.runs.run import Run
 from robustkpca.suites.suite import load_suite
-from robustkpca.tasks.base import Options
+
+if TYPE_CHECKING:
+    from robustkpca.evaluation.loop import Resources
+    from robustkpca.runs.run import Run
 
 
 class Part(Frozen):
@@ -84,7 +83,31 @@ def run(
 
     `data` gives a `NAME` or `NAME:DIR` for each kind that the experiment needs.
     """
+    from robustkpca.datasets.sources import load_samples
+    from robustkpca.evaluation.loop import Resources, carry_out
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.models.loading import load_models
+    from robustkpca.tasks.base import Options
+
     setup, resources = setup or Setup(), resources or Resources()
+    wanted = data_of(experiment, data, setup.in_distribution)
+    classifiers, plans = load_models(models, device=setup.device), []
+    for part, (spec, inside) in zip(experiment.part, wanted, strict=True):
+        samples = load_samples(spec, limit=setup.limit, seed=setup.seed, in_distribution=inside)
+        suites = [load_suite(name) for name in part.attacks]
+        plan = Plan(classifiers, samples, suites, Options(setup.seed, setup.batch_size))
+        plans.append((samples.name.replace(":", "-"), plan))
+    return [carry_out(plan, out / name, resources) for name, plan in plans]
+
+
+def data_of(
+    experiment: Experiment, data: Sequence[str], in_distribution: str | None = None
+) -> list[tuple[str, str | None]]:
+    """The data of each part of an experiment, and the images that imagenet-o is told apart from.
+
+    Raises:
+        DataError: a kind is missing.
+    """
     given = {spec.partition(":")[0]: spec for spec in data}
     # A part that names no kind of data takes any: the only one given.
     needed = [part.data for part in experiment.part]
@@ -93,14 +116,5 @@ def run(
         raise DataError(
             f"experiment {experiment.name}: expected --data for {', '.join(missing)}, got {', '.join(data) or 'none'}"
         )
-    plans = []
-    classifiers = load_models(models, device=setup.device)
-    for part in experiment.part:
-        spec = wanted[part.data]
-        assert spec is not None
-        inside = setup.in_distribution or given.get("imagenet") if part.data == "imagenet-o" else None
-        samples = load_samples(spec, limit=setup.limit, seed=setup.seed, in_distribution=inside)
-        suites = [load_suite(name) for name in part.attacks]
-        plan = Plan(classifiers, samples, suites, Options(setup.seed, setup.batch_size))
-        plans.append((samples.name.replace(":", "-"), plan))
-    return [carry_out(plan, out / name, resources) for name, plan in plans]
+    inside = in_distribution or given.get("imagenet")
+    return [(str(wanted[kind]), inside if kind == "imagenet-o" else None) for kind in needed]

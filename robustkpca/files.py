@@ -19,6 +19,17 @@ _PART = re.compile(r".+\.[0-9a-f]{8}\.part")
 MOST_BYTES = 64 * 2**20  # of a text file that is read as a whole; ours are far smaller
 
 
+def no_file(path: Path) -> str | None:
+    """Why there is no file to be read (`~` being the home folder), in words; None where there is one."""
+    path = Path(os.path.expanduser(path))
+    try:
+        if path.is_file():
+            return None
+        return f"expected a file, found {'a folder' if path.is_dir() else 'nothing'} there"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+
+
 def write_whole(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
     """Write under a temporary name, then rename: a file that has its name is whole, also after the power has gone.
 

@@ -23,7 +23,7 @@ from robustkpca.cli.options import (
     takes_models,
 )
 from robustkpca.cli.show import print_table, say, show
-from robustkpca.cli.start import asked_models, interruptible, load, pick_device, progress_bar, split_loaded
+from robustkpca.cli.start import asked_data, asked_models, interruptible, load, pick_device, progress_bar, split_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,18 +68,20 @@ def analyze(
 ) -> None:
     """Attention as kernel PCA: projection loss, whether values hold eigenvectors, spectrum;
     for RPC-Attention what it pursues."""
+    from robustkpca.kpca.plots import read_log
+
+    asked = asked_models(flags, names or ())
+    asked_data(data)
+    for path in log or ():
+        read_log(path)  # a fault in it is found before the work is done
+    where = pick_device(device)
     from robustkpca.datasets.sources import load_images
     from robustkpca.kpca import analysis
     from robustkpca.kpca import page as kpca_page
-    from robustkpca.kpca.plots import read_log
     from robustkpca.runs.request import fingerprint
     from robustkpca.runtime.claims import alone
     from robustkpca.runtime.place import place
 
-    asked = asked_models(flags, names or ())
-    for path in log or ():
-        read_log(path)  # a fault in it is found before the work is done
-    where = pick_device(device)
     samples = load_images(data, limit=limit, seed=seed)
     usable, unusable = split_loaded(load(asked, where))
     failed = [f"{m.title}: failed: {m.reason}" for m in unusable]

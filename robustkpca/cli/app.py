@@ -8,7 +8,9 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -94,7 +96,7 @@ def run() -> int:
         if isinstance(error, SystemExit):
             raise
         with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
+            _report_fault(error)
         return FAILED
     return code if isinstance(code, int) else 0
 
@@ -117,6 +119,26 @@ def _unprinted(error: BaseException) -> str | None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error.strerror
     return None
+
+
+def _report_fault(error: BaseException) -> None:
+    """What to do about an error that nobody foresaw. The traceback goes to a file, and is printed where no one sits
+    before a terminal: in a job of CI the file is gone with the machine."""
+    from robustkpca._version import __version__
+
+    trace = "".join(traceback.format_exception(error))
+    facts = f"robustkpca {__version__}, Python {sys.version.split()[0]}, {sys.platform}"
+    command = shlex.join(["robustkpca", *sys.argv[1:]])
+    number, log = tempfile.mkstemp(prefix="robustkpca-", suffix=".log")
+    with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{facts}\n{command}\n\n{trace}")
+    if not sys.stderr.isatty():
+        sys.stderr.write(trace)
+    say(
+        f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}. Where it does not come from code of "
+        f"your own (a model, data, an attack), it is a fault of robustkpca: please open an issue with {log}. A run or "
+        "training that was begun is kept; the same command goes on."
+    )
 
 
 def _failed(error: RobustKPCAError) -> int:

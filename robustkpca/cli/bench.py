@@ -20,7 +20,7 @@ from robustkpca.cli.options import (
     complete_experiments,
 )
 from robustkpca.cli.show import BOLD, print_table, write, wrote
-from robustkpca.cli.start import pick_device, watched
+from robustkpca.cli.start import asked_data, pick_device, refuse_missing, watched
 
 
 def bench(
@@ -50,17 +50,22 @@ def bench(
 ) -> None:
     """Run or resume an experiment and write its table (Markdown, LaTeX, CSV)."""
     from robustkpca import experiments
-    from robustkpca.evaluation.loop import Resources
     from robustkpca.models.options import read_models_file
     from robustkpca.report import paper_tables
     from robustkpca.report.formats import notes, render
-    from robustkpca.runtime.place import place
 
     plan = experiments.load_experiment(experiment)
     models = read_models_file(models_file)
+    refuse_missing([model.checkpoint for model in models])
+    for spec, inside in experiments.data_of(plan, data, in_distribution):
+        asked_data(spec, inside)
+    where = pick_device(device)
+    from robustkpca.evaluation.loop import Resources
+    from robustkpca.runtime.place import place
+
     here = place()
     with watched(plan.name, out_dir) as show:
-        setup = experiments.Setup(in_distribution, limit, seed, batch_size, pick_device(device))
+        setup = experiments.Setup(in_distribution, limit, seed, batch_size, where)
         runs = experiments.run(plan, models, data, out_dir, setup, Resources(workers, here=here, on_progress=show))
     if here.rank > 0:
         raise typer.Exit

@@ -18,7 +18,7 @@ from robustkpca.cli.options import (
     takes_models,
 )
 from robustkpca.cli.show import keep_receipt, show, show_run
-from robustkpca.cli.start import asked_models, load, pick_device, start
+from robustkpca.cli.start import asked_data, asked_models, load, pick_device, start
 from robustkpca.errors import SpecError
 
 
@@ -40,20 +40,21 @@ def diagnose(
     """Can the robustness of these models be measured by attacks? Runs a battery and says pass, warn or fail. Exit code
     1: a finding says fail."""
     from robustkpca.diagnosis.findings import findings
-    from robustkpca.evaluation.plan import Plan
     from robustkpca.suites.suite import load_suite
-    from robustkpca.tasks.base import Options
 
     asked = asked_models(flags)
+    asked_data(data)
+    battery, predicted = load_suite("diagnose"), load_suite("diagnose-predicted")
+    if eps:
+        battery, predicted = battery.with_eps(["0", *eps, "1"]), predicted.with_eps(eps[-1:])
     where = pick_device(device)
     from robustkpca.datasets.sources import load_images
+    from robustkpca.evaluation.plan import Plan
+    from robustkpca.tasks.base import Options
 
     samples = load_images(data, limit=limit, seed=seed)
     if samples.conditioned:
         raise SpecError(f"--data: diagnose attacks the images, {samples.name} is evaluated as it is")
-    battery, predicted = load_suite("diagnose"), load_suite("diagnose-predicted")
-    if eps:
-        battery, predicted = battery.with_eps(["0", *eps, "1"]), predicted.with_eps(eps[-1:])
     loaded = load(asked, where)
     plan = Plan(loaded, samples, [battery, predicted], Options(seed, batch_size))
     run = start(plan, where, out_dir, workers)

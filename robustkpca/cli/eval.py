@@ -26,7 +26,7 @@ from robustkpca.cli.options import (
     takes_models,
 )
 from robustkpca.cli.show import keep_receipt, show, show_run
-from robustkpca.cli.start import asked_models, load, pick_device, repeatable, start
+from robustkpca.cli.start import asked_data, asked_models, load, pick_device, repeatable, start
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -74,16 +74,20 @@ def evaluate(
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
 
+    started = time.monotonic()
+    # Whatever is misspelt is found before torch is imported.
+    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
+    source = asked_data(data, in_distribution)
+    suites = _suites(attack, protocol, eps, steps)
+    if source is not None:
+        _refuse_no_attack(attack, attacked=not source.conditioned)
+    where = pick_device(device)
+    from robustkpca.datasets.sources import load_samples
     from robustkpca.evaluation.plan import Plan
     from robustkpca.tasks.base import Options
 
-    started = time.monotonic()
-    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
-    where = pick_device(device)
-    from robustkpca.datasets.sources import load_samples
-
     samples = load_samples(data, limit=limit, seed=seed, in_distribution=in_distribution)
-    suites = _suites(attack, protocol, eps, steps, attacked=not samples.conditioned)
+    _refuse_no_attack(attack, attacked=not samples.conditioned)
     loaded = load(asked, where)
     plan = Plan(loaded, samples, suites, Options(seed, batch_size, full_argmax, force))
     with repeatable(deterministic):
@@ -95,16 +99,23 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _suites(
-    names: list[str] | None, protocol: Protocol | None, eps: list[str] | None, steps: int | None, *, attacked: bool
-) -> list[Suite]:
-    """The suites by name; `clean` asks for none, and data that comes corrupted (`attacked` false) needs none."""
+def _refuse_no_attack(names: list[str] | None, *, attacked: bool) -> None:
+    """Raises SpecError where an attack is missing; data that comes perturbed (`attacked` false) needs none."""
     from robustkpca.suites.cell import CLEAN
-    from robustkpca.suites.suite import load_suite, suite_names
+    from robustkpca.suites.suite import suite_names
 
     if not names and attacked:
         known = ", ".join([CLEAN, *suite_names()])
         raise SpecError(f"--attack: expected at least one of {known}, or a .toml file")
+
+
+def _suites(
+    names: list[str] | None, protocol: Protocol | None, eps: list[str] | None, steps: int | None
+) -> list[Suite]:
+    """The suites by name; `clean` asks for none."""
+    from robustkpca.suites.cell import CLEAN
+    from robustkpca.suites.suite import load_suite
+
     suites = [load_suite(name, protocol) for name in names or [] if name != CLEAN]
     # Each option changes the suites that have it; one that no suite has is an error.
     if eps:

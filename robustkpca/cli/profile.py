@@ -42,16 +42,16 @@ def profile(
 ) -> None:
     """Parameters, operations, time and memory of models, beside the first of them.
     Names with a size need no weights."""
+    if out_file is not None and out_file.suffix not in (".csv", ".md"):
+        raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
+    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
+    where = pick_device(device)
     import torch
 
     from robustkpca import profile
     from robustkpca.evaluation.plan import labels_of
     from robustkpca.tasks.classification.task import CLASSIFICATION
 
-    if out_file is not None and out_file.suffix not in (".csv", ".md"):
-        raise SpecError(f"--out {out_file}: expected a name ending in .csv or .md")
-    asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
-    where = pick_device(device)
     timed, unusable = split_loaded(load(asked, where, _weighed_or_untrained))
     if unusable:
         raise SpecError(unusable[0].reason)

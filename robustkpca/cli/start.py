@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from robustkpca.cli.show import err, say
-from robustkpca.errors import SpecError
+from robustkpca.errors import CheckpointError, SpecError
+from robustkpca.files import no_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from robustkpca.cli.options import ModelFlags
+    from robustkpca.datasets.registry import Source
     from robustkpca.evaluation.loop import Progress
     from robustkpca.evaluation.plan import Plan
     from robustkpca.models.classifier import Classifier
@@ -31,7 +33,14 @@ if TYPE_CHECKING:
 
 def pick_device(name: str) -> str:
     """`auto` is CUDA where it works, else the CPU. Of several processes on one machine each takes a GPU of its own, or
-    its share of the CPUs."""
+    its share of the CPUs.
+
+    Raises:
+        SpecError: a name that makes no sense (before torch is imported), or a device that is not there.
+    """
+    kind, _, number = name.partition(":")
+    if name not in ("auto", "cpu") and (kind != "cuda" or (number and not number.isdigit())):
+        raise SpecError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     import torch
 
     from robustkpca.runtime.place import divide_threads, place
@@ -43,9 +52,6 @@ def pick_device(name: str) -> str:
     if name == "cpu":
         divide_threads(here)
         return name
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or (number and not number.isdigit()):
-        raise SpecError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if int(number or 0) >= devices:
         raise SpecError(f"--device {name}: {devices} CUDA devices are visible here; use --device cpu")
     if number or here.alone:
@@ -81,7 +87,26 @@ def asked_models(
     if not models:
         known = ", ".join(EMBEDDED)
         raise SpecError(f"--model: expected at least one of {known}, another name with --checkpoint, or timm:NAME")
+    refuse_missing([model.checkpoint for model in models])
     return models, ModelOptions.of_flags(shared | settings)
+
+
+def refuse_missing(files: Sequence[str | None]) -> None:
+    """Raises CheckpointError where every model is a file that is not there; of some, the others are evaluated."""
+    if all(file is not None and (no_file(Path(file)) is not None) for file in files):
+        raise CheckpointError("; ".join(f"checkpoint {file}: {no_file(Path(str(file)))}" for file in files))
+
+
+def asked_data(data: str, in_distribution: str | None = None) -> Source | None:
+    """The data set that a command is asked for, before torch is imported; None for an import path.
+
+    Raises:
+        DataError: there is no such data set or folder.
+    """
+    from robustkpca.datasets.registry import find
+
+    found = find(data, in_distribution)
+    return None if found is None else found.source
 
 
 def load(

@@ -21,7 +21,7 @@ from robustkpca.cli.options import (
     complete_recipes,
 )
 from robustkpca.cli.show import say, wrote
-from robustkpca.cli.start import interruptible, pick_device, progress_bar
+from robustkpca.cli.start import asked_data, interruptible, pick_device, progress_bar
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -112,9 +112,6 @@ def train(
     """Train a model by a recipe; the checkpoint carries all that eval needs. The same command goes on after an
     interruption. For several processes: torchrun --nproc-per-node N -m robustkpca train ..."""
     from robustkpca import train as training
-    from robustkpca.datasets.sources import load_images
-    from robustkpca.runtime.place import cpus, place
-    from robustkpca.train.training import TrainingOptions
 
     flags = {
         "epochs": epochs,
@@ -132,7 +129,13 @@ def train(
     method = overrides.get("adversarial", chosen.adversarial if chosen else "none")
     _refuse_idle(method, {"--eps": eps, "--attack-steps": attack_steps, "--beta": beta})
     rpc = _rpc_settings(model, iterations, lam, layers, needed=start is None)
-    where, here = pick_device(device), place()
+    asked_data(data)
+    where = pick_device(device)
+    from robustkpca.datasets.sources import load_images
+    from robustkpca.runtime.place import cpus, place
+    from robustkpca.train.training import TrainingOptions
+
+    here = place()
     initial = None if start is None else _initial(model, start, iterations, lam, layers, img_size)
     samples = load_images(data, split="train", limit=limit, seed=seed)
     if workers is None:

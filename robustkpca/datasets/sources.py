@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from robustkpca.corruptions.registry import CORRUPTIONS, EXTRA_CORRUPTIONS
 from robustkpca.datasets import files
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import ArraySamples
-from robustkpca.datasets.registry import DATASETS
+from robustkpca.datasets.registry import Found, Opener, find
 from robustkpca.datasets.sample_set import SampleSet
 from robustkpca.datasets.samples import Samples
-from robustkpca.errors import DataError, SpecError, unknown
-from robustkpca.extensions import call_object, is_import_path
+from robustkpca.errors import DataError, SpecError
+from robustkpca.extensions import call_object
 
 
 def embedded_fashion(split: str) -> Samples:
@@ -66,15 +67,13 @@ def load_samples(
         DataError: there is no such data set, or its files are missing or broken.
         SpecError: the import path leads to nothing, or to something that returns no Samples.
     """
-    name, colon, path = spec.partition(":")
-    if in_distribution is not None and name != "imagenet-o":
-        raise DataError(f"--in-distribution: it goes with imagenet-o, got data {name}")
-    if is_import_path(spec, DATASETS):
+    found = find(spec, in_distribution)
+    if found is None:
         samples: SampleSet = call_object(spec, split, what="data", expected=SampleSet)
     else:
-        samples = _open(spec, name, path if colon else None, split, in_distribution)
+        samples = _open(spec, found, split)
         if not isinstance(samples, SampleSet):  # what others registered may return anything
-            raise SpecError(f"data {name}: expected Samples, got {samples!r:.80}")
+            raise SpecError(f"data {spec}: expected Samples, got {samples!r:.80}")
     return samples if limit is None else samples.limit(limit, seed)
 
 
@@ -86,37 +85,14 @@ def load_images(spec: str, *, split: str = "test", limit: int | None = None, see
     return samples
 
 
-def _open(spec: str, name: str, path: str | None, split: str, in_distribution: str | None) -> Samples:
-    """The samples of a name, with a folder or (None) without."""
-    if name not in DATASETS:
-        raise DataError(unknown("data", name, DATASETS))
-    source = DATASETS[name]
+def _open(spec: str, found: Found, split: str) -> Samples:
+    """The samples of a data set that was found."""
+    source, folder, inside = found
     try:
-        if path is None:
-            if source.embedded is None:
-                raise DataError(f"data {name}: expected {name}:DIR")
-            return source.embedded(split)
-        if source.folder is None and name != "imagenet-o":
-            raise DataError(f"data {name}: it is embedded and takes no folder, got {path!r}")
-        folder = _folder(spec, path)
-        if source.folder is not None:
-            return source.folder(folder, split)
-        kind, _, inside = (in_distribution or "").partition(":")
-        if kind != "imagenet" or not inside:
-            raise DataError(
-                f"data imagenet-o: expected --in-distribution imagenet:DIR with a folder, got {in_distribution}"
-            )
-        return files.imagenet_o(folder, _folder(f"imagenet-o: --in-distribution {in_distribution}", inside))
+        if inside is not None:
+            return files.imagenet_o(cast(Path, folder), inside)
+        if folder is not None:
+            return cast(Opener, source.folder)(folder, split)
+        return cast(Opener, source.embedded)(split)
     except OSError as error:  # whatever may not be read, or goes away meanwhile
-        raise DataError(f"data {spec}: {error.filename or path}: {error.strerror or error}") from None
-
-
-def _folder(spec: str, path: str) -> Path:
-    """The folder that `path` names, `~` being the home folder."""
-    try:
-        folder = Path(path).expanduser()
-    except RuntimeError as error:  # no such user
-        raise DataError(f"data {spec}: {error}") from None
-    if not folder.is_dir():
-        raise DataError(f"data {spec}: {str(folder)!r} is not a folder")
-    return folder
+        raise DataError(f"data {spec}: {error.filename or folder}: {error.strerror or error}") from None

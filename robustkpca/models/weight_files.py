@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from robustkpca.errors import CheckpointError, brief
+from robustkpca.files import no_file
 from robustkpca.models.weight_formats import RECORD_KEY, open_file, too_large
 
 __all__ = ["PLACES", "RECORD_KEY", "Weights", "Which", "read"]
@@ -67,9 +68,8 @@ def read(path: Path, which: Which = "raw") -> Weights:
     that asks for more than plain data; there is no second try with unsafe unpickling.
     """
     try:
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "nothing"
-            raise CheckpointError(f"checkpoint {path}: expected a file, found {what} there")
+        if (reason := no_file(path)) is not None:
+            raise CheckpointError(f"checkpoint {path}: {reason}")
         about = f"checkpoint {path} ({path.stat().st_size} bytes)"
         content, record = open_file(path, about)
     except OSError as error:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -68,12 +69,21 @@ def test_a_verdict_is_in_the_files_when_nobody_reads_what_is_printed(base, monke
 
 
 @pytest.mark.parametrize("error", [RuntimeError("never seen"), MemoryError(), KeyError("k"), RecursionError()])
-def test_an_error_nobody_foresaw_is_no_regression(base, monkeypatch, error):
+def test_an_error_nobody_foresaw_is_no_regression(base, tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(gate, "check", fail)
-    assert call("check", "run", "--baseline", "codes.parquet", cwd=base).returncode == FAILED == 3
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = call("check", "run", "--baseline", "codes.parquet", cwd=base)
+    assert done.returncode == FAILED == 3
+    (log,) = tmp_path.glob("robustkpca-*.log")
+    text = log.read_text()
+    assert "robustkpca check run --baseline codes.parquet" in text
+    assert "Traceback" in text
+    last = done.stderr.splitlines()[-1]  # the traceback is above it where there is no terminal
+    assert last.startswith(f"unexpected {type(error).__name__}: ")
+    assert f"please open an issue with {log}." in last
 
 
 def test_eval_whose_output_cannot_be_written_keeps_the_run(place, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 from typing import get_args
 
 from robustkpca.cli import options
-from robustkpca.datasets.sources import DATASETS
+from robustkpca.datasets.registry import DATASETS
 from robustkpca.experiments import experiment_names
 from robustkpca.kpca.analysis import ANALYSES
 from robustkpca.models.classifier import DTYPES

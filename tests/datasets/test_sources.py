@@ -12,7 +12,8 @@ from PIL import Image
 
 from robustkpca.datasets.files import FASHION_CLASSES
 from robustkpca.datasets.images import ArraySamples, preprocess
-from robustkpca.datasets.sources import DATASETS, load_samples
+from robustkpca.datasets.registry import DATASETS
+from robustkpca.datasets.sources import load_samples
 from robustkpca.errors import DataError, SpecError
 from robustkpca.models.settings import Preprocessing
 from tests.helpers.oracles import tiny_settings
