@@ -72,8 +72,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "datasets": datasets.datasets,
     "runs": runs.runs,
 }
+# Under --help.
+EXAMPLES = {
+    "eval": "Example: robustkpca eval --model symvit --model rpc-symvit --attack pgd --limit 200",
+    "check": "Example: robustkpca check runs/now --baseline baseline.parquet --summary summary.md --junit junit.xml",
+    "train": "Example: robustkpca train --model symvit --data digits --out symvit.safetensors",
+    "table": "Example: robustkpca table runs/pgd runs/fgsm --layout attacks --reference",
+}
 for name, command in COMMANDS.items():
-    app.command(name=name)(command)
+    app.command(name=name, epilog=EXAMPLES.get(name))(command)
 
 
 def run() -> int:

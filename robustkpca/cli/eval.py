@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from robustkpca.cli.options import (
+    ATTACKS,
+    DATA,
+    WORK,
+    AsJson,
     BatchSize,
     Cache,
     CacheLimit,
@@ -20,12 +24,13 @@ from robustkpca.cli.options import (
     ModelFlags,
     OutFolder,
     Protocol,
+    Quiet,
     Seed,
     Workers,
     complete_suites,
     takes_models,
 )
-from robustkpca.cli.show import keep_receipt, show, show_run
+from robustkpca.cli.show import keep_receipt, run_as_json, say_missing, show, show_json, show_run
 from robustkpca.cli.start import asked_data, asked_models, load, pick_device, repeatable, start
 from robustkpca.errors import SpecError
 
@@ -38,18 +43,31 @@ def evaluate(
     flags: ModelFlags,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Suite name (see `attacks`) or a .toml file. Repeatable.", autocompletion=complete_suites),
+        typer.Option(
+            help="Suite name (see `attacks`) or a .toml file. Repeatable.",
+            autocompletion=complete_suites,
+            rich_help_panel=ATTACKS,
+        ),
     ] = None,
     data: Data = "fashion-mnist",
     in_distribution: InDistribution = None,
     full_argmax: Annotated[
-        bool, typer.Option(help="Answers among all classes, also for imagenet-a, -r and -o (default: among their 200).")
+        bool,
+        typer.Option(
+            help="Answers among all classes, also for imagenet-a, -r and -o (default: among their 200).",
+            rich_help_panel=DATA,
+        ),
     ] = False,
-    protocol: Annotated[Protocol | None, typer.Option(help="Which of the suites pgd and pgd-paper.")] = None,
-    eps: Annotated[
-        list[str] | None, typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.")
+    protocol: Annotated[
+        Protocol | None, typer.Option(help="Which of the suites pgd and pgd-paper.", rich_help_panel=ATTACKS)
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of attack steps instead of the suite's.")] = None,
+    eps: Annotated[
+        list[str] | None,
+        typer.Option(help="Budget instead of the suite's, e.g. 8/255. Repeatable.", rich_help_panel=ATTACKS),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of attack steps instead of the suite's.", rich_help_panel=ATTACKS)
+    ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 100,
     workers: Workers = None,
@@ -59,17 +77,24 @@ def evaluate(
     compiled: Compile = False,
     checkpointed: Checkpointing = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also attack RPC models in bf16, where gradients are wrong.")
+        bool,
+        typer.Option(
+            "--force", help="Also attack RPC models in bf16, where gradients are wrong.", rich_help_panel=ATTACKS
+        ),
     ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     deterministic: Annotated[
         bool,
         typer.Option(
-            "--deterministic", help="On CUDA too the same bits every time; an operation that cannot is named."
+            "--deterministic",
+            help="On CUDA too the same bits every time; an operation that cannot is named.",
+            rich_help_panel=WORK,
         ),
     ] = False,
     out_dir: OutFolder = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Attack models and print accuracy tables. The same command continues a run that was interrupted."""
     import time
@@ -91,10 +116,14 @@ def evaluate(
     loaded = load(asked, where)
     plan = Plan(loaded, samples, suites, Options(seed, batch_size, full_argmax, force))
     with repeatable(deterministic):
-        run = start(plan, where, out_dir, workers, cache, cache_limit)
-    healthy = show_run(run)
+        run = start(plan, where, out_dir, workers, cache, cache_limit, quiet=quiet)
     keep_receipt(run)
-    show(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)")
+    if as_json:
+        show_json(run_as_json(run))
+        healthy = say_missing(run)
+    else:
+        healthy = say_missing(run) if quiet else show_run(run)
+        show(f"rows and receipt: {run.path}  ({time.monotonic() - started:.0f} s)")
     if not healthy:
         raise typer.Exit(1)
 

@@ -88,41 +88,73 @@ def complete_layers(incomplete: str) -> list[str]:
     return [name for name in ("first", "all") if name.startswith(incomplete)]
 
 
+# Panels of --help.
+MODELS, DATA, ATTACKS, WORK, OUTPUT = "Models", "Data", "Attacks", "How the work is done", "Output"
+
 MODEL_HELP = (
     "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, or package.module:object of your own; "
-    "its own settings after it: NAME,checkpoint=FILE,iterations=4,name=ours."
+    "its own settings after it: NAME,checkpoint=FILE,iterations=4."
 )
-MODELS_HELP = "TOML file with a [[model]] table for each: model, checkpoint, name, group, weights, iterations, ..."
+MODELS_HELP = "TOML file with a table `model` for each: model, checkpoint, name, group, weights, iterations, ..."
 DATA_HELP = "Data set (see `datasets`): NAME, NAME:DIR, or package.module:object of your own."
 
 Model = Annotated[
-    list[str] | None, typer.Option(help=f"{MODEL_HELP} Repeat to compare.", autocompletion=complete_models)
+    list[str] | None,
+    typer.Option(help=f"{MODEL_HELP} Repeat to compare.", autocompletion=complete_models, rich_help_panel=MODELS),
 ]
-ModelsFile = Annotated[Path | None, typer.Option("--models", help=f"{MODELS_HELP} After those of --model.")]
+ModelsFile = Annotated[
+    Path | None, typer.Option("--models", help=f"{MODELS_HELP} After those of --model.", rich_help_panel=MODELS)
+]
 Checkpoint = Annotated[
     list[str] | None,
-    typer.Option(help="Weights of each --model that names none, in their order; `embedded` for embedded ones."),
+    typer.Option(
+        help="Weights of each --model that names none, in their order; `embedded` for embedded ones.",
+        rich_help_panel=MODELS,
+    ),
 ]
-Weights = Annotated[WhichWeights, typer.Option(help="What was optimised, or its average, of files that hold both.")]
-Iterations = Annotated[str | None, typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 runs each of them.")]
+Weights = Annotated[
+    WhichWeights,
+    typer.Option(help="What was optimised, or its average, of files that hold both.", rich_help_panel=MODELS),
+]
+Iterations = Annotated[
+    str | None,
+    typer.Option(help="RPC-Attention: iterations n of PAP; 1,2,4 runs each of them.", rich_help_panel=MODELS),
+]
 Lambda = Annotated[
-    str | None, typer.Option("--lambda", help="RPC-Attention: weight of the sparse part; 1,4 runs each of them.")
+    str | None,
+    typer.Option(
+        "--lambda", help="RPC-Attention: weight of the sparse part; 1,4 runs each of them.", rich_help_panel=MODELS
+    ),
 ]
 Layers = Annotated[
     list[str] | None,
     typer.Option(
         help="RPC-Attention: first, all, or numbers counted from 1, e.g. 1,3. Repeat to compare.",
         autocompletion=complete_layers,
+        rich_help_panel=MODELS,
     ),
 ]
-Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.")]
-ImageSize = Annotated[int | None, typer.Option(min=1, help="Image side other than the weights'.")]
-Classes = Annotated[Path | None, typer.Option(help="Names of the logits, one a line, for weights without names.")]
-Dtype = Annotated[DType, typer.Option(help="Precision; bf16 changes results.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Through torch.compile, which may change the last bits.")]
+Heads = Annotated[
+    int | None, typer.Option(min=1, help="Attention heads, for weights of no known size.", rich_help_panel=MODELS)
+]
+ImageSize = Annotated[
+    int | None, typer.Option(min=1, help="Image side other than the weights'.", rich_help_panel=MODELS)
+]
+Classes = Annotated[
+    Path | None,
+    typer.Option(help="Names of the logits, one a line, for weights without names.", rich_help_panel=MODELS),
+]
+Dtype = Annotated[DType, typer.Option(help="Precision; bf16 changes results.", rich_help_panel=WORK)]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Through torch.compile, which may change the last bits.", rich_help_panel=WORK)
+]
 Checkpointing = Annotated[
     bool,
-    typer.Option("--grad-checkpointing", help="Less memory, more time: each block is computed again for its gradient."),
+    typer.Option(
+        "--grad-checkpointing",
+        help="Less memory, more time: each block is computed again for its gradient.",
+        rich_help_panel=WORK,
+    ),
 ]
 
 
@@ -159,27 +191,47 @@ def takes_models(command: Callable[..., None]) -> Callable[..., None]:
     return taking
 
 
-Data = Annotated[str, typer.Option(help=DATA_HELP, autocompletion=complete_data)]
-InDistribution = Annotated[str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.")]
-Limit = Annotated[int | None, typer.Option(help="Use at most N samples, spread over the classes, drawn with --seed.")]
-BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.")]
+Data = Annotated[str, typer.Option(help=DATA_HELP, autocompletion=complete_data, rich_help_panel=DATA)]
+InDistribution = Annotated[
+    str | None, typer.Option(help="imagenet:DIR that imagenet-o is told apart from.", rich_help_panel=DATA)
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(help="Use at most N samples, spread over the classes, drawn with --seed.", rich_help_panel=DATA),
+]
+BatchSize = Annotated[int, typer.Option(help="Samples a batch; the unit of work that is kept.", rich_help_panel=WORK)]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Threads that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU."
+        min=0,
+        help="Threads that decode images ahead. Default: 0 for embedded data, 1 on the CPU, up to 8 a GPU.",
+        rich_help_panel=WORK,
     ),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="Folder that keeps decoded images for later models, attacks and runs."),
+    typer.Option(help="Folder that keeps decoded images for later models, attacks and runs.", rich_help_panel=WORK),
 ]
 CacheLimit = Annotated[
-    float, typer.Option(min=0, help="GiB that --cache may hold; what was not used for longest goes first.")
+    float,
+    typer.Option(
+        min=0, help="GiB that --cache may hold; what was not used for longest goes first.", rich_help_panel=WORK
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=complete_devices)]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.", rich_help_panel=WORK)]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=complete_devices, rich_help_panel=WORK)
+]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", help="Run folder. Default: one under runs/, named after the request.")
+    Path | None,
+    typer.Option(
+        "--out", help="Run folder. Default: one under runs/, named after the request.", rich_help_panel=OUTPUT
+    ),
 ]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as one JSON object, and nothing else.", rich_help_panel=OUTPUT),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.", rich_help_panel=OUTPUT)]
 StoredRuns = Annotated[list[Path], typer.Argument(help="Run folders or exported .parquet files.")]
 Reference = Annotated[bool, typer.Option(help="The paper's results for the same protocol, data and model.")]

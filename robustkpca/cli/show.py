@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -223,3 +223,45 @@ def say_missing(run: Run) -> bool:
 def finding_text(finding: Finding) -> str:
     """A finding in words."""
     return f"{finding.rule}, {finding.model}: {finding.message}. {finding.advice}".strip()
+
+
+def run_as_json(run: Run) -> dict[str, Any]:
+    """A run for programs: what it was, its results, comparison and findings. Shares in [0, 1]; null: not complete."""
+    from dataclasses import asdict
+
+    from robustkpca.diagnosis.findings import findings
+    from robustkpca.results.accuracy import accuracy_table
+    from robustkpca.results.comparison import compare
+    from robustkpca.suites.cell import CLEAN_CELL
+
+    request, clean = run.request, CLEAN_CELL in run.conditions
+    return {
+        "run": None if run.path is None else str(run.path),
+        "id": run.manifest.fingerprint,
+        "complete": all(status.complete for status in run.statuses),
+        "data": request.data.model_dump(mode="json"),
+        "seed": request.seed,
+        "dtype": request.dtype,
+        "device": request.device,
+        "software": request.software,
+        "models": [{"label": m.label, "weights": m.weights, "source": m.source} for m in request.models],
+        "suites": {suite.name: suite.describe() for suite in run.suites},
+        "results": records(accuracy_table(run)) if clean else [],
+        "comparison": records(compare(run)) if clean and len(run.models) > 1 else [],
+        "findings": [asdict(finding) for finding in findings(run)],
+    }
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as JSON has them; missing values are null."""
+    import json
+
+    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return rows
+
+
+def show_json(result: dict[str, Any]) -> None:
+    """One JSON object on stdout, in ASCII: any encoding has it."""
+    import json
+
+    out.print(json.dumps(result, indent=1), markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -141,8 +141,10 @@ def start(
     workers: int | None,
     cache: Path | None = None,
     cache_limit: float = 0,
+    *,
+    quiet: bool = False,
 ) -> Run:
-    """Announce what is about to be run, and run or continue it.
+    """Announce what is about to be run (not where `quiet`), and run or continue it.
     Of several processes only the leading one comes back from here."""
     from robustkpca.datasets.cache import PixelCache
     from robustkpca.evaluation.loop import Resources, carry_out
@@ -152,13 +154,13 @@ def start(
         parts = [s.name for s in plan.suites] or [plan.samples.name.partition(":")[0]]
         out_dir = Path("runs") / f"{'-'.join(parts)}-{plan.request.fingerprint[:8]}"
     here = place()
-    if here.rank == 0:
+    if here.rank == 0 and not quiet:
         for line in announcement(plan, device):
             say(line)
         if not here.alone:
             say(f"shared   among {here.world} processes")
     pixels = None if cache is None else PixelCache(cache, limit=cache_limit * 2**30, on_notice=say)
-    with watched("starting", out_dir) as show:
+    with watched("starting", out_dir, quiet=quiet) as show:
         run = carry_out(plan, out_dir, Resources(workers, pixels, here, show, say))
     if here.rank > 0:
         raise typer.Exit
@@ -195,9 +197,21 @@ def announcement(plan: Plan, device: str) -> list[str]:
 
 
 def progress_bar(*, disable: bool = False) -> Bar:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    """A bar on a terminal; elsewhere, in a log or a notebook, lines from time to time. `disable`: neither."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    return Progress(
+    from robustkpca.runtime.progress import Lines
+
+    lines = None if disable or err.is_terminal else Lines(say)
+
+    class Shown(Progress):
+        def update(self, task_id: TaskID, *args: Any, **fields: Any) -> None:
+            super().update(task_id, *args, **fields)
+            task = self._tasks[task_id]
+            if lines is not None and task.total:
+                lines(task.description, task.completed, task.total)
+
+    return Shown(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
@@ -205,12 +219,12 @@ def progress_bar(*, disable: bool = False) -> Bar:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=err,
-        disable=disable,
+        disable=disable or lines is not None,
     )
 
 
 @contextlib.contextmanager
-def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
+def watched(title: str, out_dir: Path, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
     """A progress bar, moved by what is yielded; an interruption says what is kept in `out_dir`."""
     from robustkpca.runtime.place import place
 
@@ -218,7 +232,7 @@ def watched(title: str, out_dir: Path) -> Iterator[Callable[[Progress], None]]:
         chunks = sum(1 for file in out_dir.rglob("*.parquet") if "rows" in file.parts)
         return f"{chunks} chunks are kept in {out_dir}; the same command goes on from there"
 
-    with interruptible(left), progress_bar(disable=place().rank > 0) as progress:
+    with interruptible(left), progress_bar(disable=quiet or place().rank > 0) as progress:
         bar = progress.add_task(title, total=None)
         yield lambda now: progress.update(
             bar, completed=now.done, total=now.total, description=f"{now.model}  {now.attack}"

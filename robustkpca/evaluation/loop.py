@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from robustkpca.runs.store import RunStore
 from robustkpca.runtime.claims import Claims
 from robustkpca.runtime.memory import Portions
 from robustkpca.runtime.place import ALONE, Place, cpus, lost_worker, stops_without_workers
+from robustkpca.runtime.progress import Lines
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId
 from robustkpca.suites.suite import Suite
 from robustkpca.tasks.base import Chunk, Options
@@ -49,7 +51,8 @@ class Resources:
     """What an evaluation may use; none of it changes a result.
 
     workers: threads that decode ahead (None: as many as suit data and device). cache: what keeps decoded pictures.
-    here: which of several processes this is. on_progress is told what was done, on_notice what the user should know.
+    here: which of several processes this is. on_progress is told what was done; None: the logger `robustkpca` is, in
+    lines of level INFO. on_notice is told what the user should know.
     """
 
     workers: int | None = None
@@ -79,6 +82,7 @@ class _Evaluation:
         self.total = usable * n * (1 + sum(self.passes.values()))
         self.counted: set[tuple[Unit, AttackId]] = set()  # what is done, by whomever, and counts in `passes_done`
         self.passes_done = 0.0
+        self.log = Lines(logging.getLogger("robustkpca").info)
         self.finished: set[Unit] = set()
         # What failed before this process began is tried again; what fails from now on has failed.
         self.old_failures = {(r.model, r.first): r.failures for r in self._records()}
@@ -207,9 +211,13 @@ class _Evaluation:
             self._show(self.plan.labels[unit.model], str(attack))
 
     def _show(self, model: str, attack: str) -> None:
-        if self.resources.on_progress and self.resources.here.rank == 0:
-            done = self.total if attack == "done" else self.passes_done
+        if self.resources.here.rank > 0:
+            return
+        done = self.total if attack == "done" else self.passes_done
+        if self.resources.on_progress:
             self.resources.on_progress(Progress(model, attack, done, self.total))
+        else:
+            self.log(f"{model}  {attack}", done, self.total)
 
 
 class _Log:

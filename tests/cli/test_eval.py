@@ -215,8 +215,8 @@ def test_eps_goes_to_suites_that_have_one():
     from robustkpca.cli.eval import _suites
     from robustkpca.errors import SpecError
 
-    pgd, cw = _suites(["pgd", "cw"], None, ["2/255"], None, attacked=True)
+    pgd, cw = _suites(["pgd", "cw"], None, ["2/255"], None)
     assert [*map(str, pgd.budgets)] == ["2/255"]
     assert (cw.threat.budget_word, [*map(str, cw.budgets)]) == ("confidence", ["0"])
     with pytest.raises(SpecError, match="this one has confidence 0"):
-        _suites(["cw"], None, ["2/255"], None, attacked=True)
+        _suites(["cw"], None, ["2/255"], None)
