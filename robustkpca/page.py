@@ -162,7 +162,8 @@ def to_markdown(blocks: Sequence[Block], folder: str) -> str:
             case Table():
                 parts.append(markdown(block.cells))
             case Lead():
-                parts.append(f"**{escape(' '.join(block.sentences))}**")
+                first, *others = map(escape, block.sentences)
+                parts += [f"**{first}**", *others]
             case Link():
                 parts.append(f"[{escape(block.text)}](<{block.path}>)")
             case Figure() | Gallery():
