@@ -78,20 +78,28 @@ def test_latex(name):
     class Results:
         title, notes, models, scores, n = name, (name,), (name,), (), None
 
-        def texts(self, *, bold):
-            return frame({"a": [name, "1"]}, [name, "b"])
+        def groups(self, cells):
+            return [name] * len(cells.columns)
 
-    shown = render(Results(), "latex")
+        def texts(self, *, bold):
+            return frame({f"{name} a": [name, "1"], f"{name} b": ["2", name]}, [name, "b"])
+
+    shown = render(Results(), "latex", caption=name, label=name)
     assert readable(shown)
-    assert len(shown.splitlines()) == 13
+    assert len(shown.splitlines()) == 17
     rows = [line for line in shown.splitlines() if not line.startswith("%")]
     assert all(
-        row.count(r" & ") == 1 and row.endswith(r" \\") for row in rows[4:8] if not row.startswith(("\\t", "\\m"))
+        row.count(r" & ") == (1 if "multicolumn" in row else 2) and row.endswith(r" \\")
+        for row in rows[5:12]
+        if not row.startswith(("\\toprule", "\\midrule", "\\cmidrule", "\\begin"))
     )
     for row in rows:
-        plain = re.sub(r"\\text\w+\{\}|\\[&%$#_{}\\]", "", row)
+        plain = re.sub(r"\\text\w+\{\}|\\[&%$#_{}\\]", "", row.removeprefix(r" & \multicolumn{2}{c}{"))
+        if row.startswith(r"\label"):
+            assert re.fullmatch(r"\\label\{[A-Za-z0-9:._/-]+\}", row)
+            continue
         assert not re.search(r"[%$#_^~]", plain)
-        assert "{" not in plain.replace("{[}", "").replace("{]}", "").replace("{*}", "") or row.startswith("\\")
+        assert "{" not in re.sub(r"{[\[\]*]}", "", plain) or row.startswith("\\")
         assert not row.startswith(("[", "*"))
 
 

@@ -74,7 +74,7 @@ def bench(
     print_table(results.title, results.texts(bold=BOLD, reference=reference), notes(results, reference=reference))
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
         file = out_dir / f"{plan.name}.{suffix}"
-        write(file, render(results, form, reference=reference))
+        write(file, render(results, form, label=f"tab:{plan.name}", reference=reference))
         wrote(file)
     if any(not status.complete for run in runs for status in run.statuses):
         raise typer.Exit(1)

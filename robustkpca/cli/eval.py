@@ -31,7 +31,7 @@ from robustkpca.cli.options import (
     takes_models,
 )
 from robustkpca.cli.show import keep_receipt, run_as_json, say_missing, show, show_json, show_run
-from robustkpca.cli.start import asked_data, asked_models, load, pick_device, repeatable, start
+from robustkpca.cli.start import asked_data, asked_models, import_code, load, pick_device, repeatable, start
 from robustkpca.errors import SpecError
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def evaluate(
     # Whatever is misspelt is found before torch is imported.
     asked = asked_models(flags, dtype=dtype, compile=compiled, grad_checkpointing=checkpointed)
     source = asked_data(data, in_distribution)
+    import_code(asked[0], data)  # it may register what a suite names
     suites = _suites(attack, protocol, eps, steps)
     if source is not None:
         _refuse_no_attack(attack, attacked=not source.conditioned)

@@ -109,6 +109,18 @@ def asked_data(data: str, in_distribution: str | None = None) -> Source | None:
     return None if found is None else found.source
 
 
+def import_code(models: Sequence[ModelOptions], data: str) -> None:
+    """Imports the modules of models and data that are import paths. Raises SpecError, as import_object."""
+    from robustkpca.datasets.registry import DATASETS
+    from robustkpca.extensions import import_object, is_import_path
+
+    for options in models:
+        if options.model is not None and is_import_path(options.model):
+            import_object(options.model, what="model")
+    if is_import_path(data, DATASETS):
+        import_object(data, what="data")
+
+
 def load(
     asked: tuple[list[ModelOptions], ModelOptions], device: str, how: Load | None = None
 ) -> list[Model | Unusable]:

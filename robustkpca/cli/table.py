@@ -9,6 +9,7 @@ import typer
 
 from robustkpca.cli.options import Format, Layout, Reference, StoredRuns
 from robustkpca.cli.show import BOLD, print_table, write, wrote
+from robustkpca.errors import SpecError
 
 
 def table(
@@ -20,6 +21,8 @@ def table(
         bool, typer.Option(help="Mark what differs from the first row on the same samples.")
     ] = False,
     reference: Reference = False,
+    caption: Annotated[str | None, typer.Option(help="LaTeX: the caption instead of the table's title.")] = None,
+    label: Annotated[str | None, typer.Option(help="LaTeX: the label instead of tab:LAYOUT.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
 ) -> None:
     """Print stored runs as one of the paper's tables: models as rows, best results bold."""
@@ -27,12 +30,14 @@ def table(
     from robustkpca.report.formats import notes, render
     from robustkpca.runs.run import Run
 
+    if form != "latex" and (caption or label):
+        raise SpecError("--caption, --label: they are of --format latex")
     results = paper_tables.LAYOUTS[layout]([Run.open(path) for path in runs])
     options = {"intervals": intervals, "significance": significance, "reference": reference}
     if form == "rich" and out_file is None:
         print_table(results.title, results.texts(bold=BOLD, **options), notes(results, **options))
         return
-    text = render(results, "markdown" if form == "rich" else form, **options)
+    text = render(results, "markdown" if form == "rich" else form, caption, label or f"tab:{layout}", **options)
     if out_file is None:
         print(text, end="")
         return

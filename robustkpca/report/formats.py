@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -19,18 +21,24 @@ _BOLD: dict[str, tuple[str, str]] = {
     "csv": ("", ""),
 }
 FORMATS = tuple(_BOLD)
+_LABEL = re.compile(r"[^A-Za-z0-9:._/-]+")  # what a label of LaTeX had better not hold
 
 
-def render(table: Table, form: str, **options: bool) -> str:
-    """The table in one of FORMATS, with its title and notes; options are those of `Table.texts`."""
+def render(table: Table, form: str, caption: str | None = None, label: str | None = None, **options: bool) -> str:
+    """The table in one of FORMATS, with its title and notes; options are those of `Table.texts`.
+
+    caption, label: of LaTeX; by default the title, and `tab:robustkpca`.
+    """
     if form not in _BOLD:
         raise SpecError(unknown("format", form, FORMATS))
     cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
     if form == "csv" and table.n is not None:  # it has no notes that would say so
         cells.insert(0, "n", str(table.n))
-    text = {"markdown": _markdown, "latex": _latex, "html": _html, "csv": _csv}[form](
-        table.title, cells, notes(table, **options)
-    )
+    below = notes(table, **options)
+    if form == "latex":
+        text = _latex(caption or table.title, label or "tab:robustkpca", cells, table.groups(cells), below)
+    else:
+        text = {"markdown": _markdown, "html": _html, "csv": _csv}[form](table.title, cells, below)
     on, off = _BOLD[form]
     return text.replace(_ON, on).replace(_OFF, off)
 
@@ -75,23 +83,46 @@ def _csv(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
     return text
 
 
-def _latex(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:
-    def escaped(text: object) -> str:
-        return escape.latex(str(text))
+def _latex(caption: str, label: str, cells: pd.DataFrame, groups: Sequence[str], below: Sequence[str]) -> str:
+    """A table for the package booktabs. Columns of one group stand under its name, with what is left of their heads."""
 
-    rows = [" & ".join(escaped(v) for v in row) + r" \\" for row in cells.reset_index().to_numpy().tolist()]
-    head = " & ".join(escaped(v) for v in [cells.index.name, *cells.columns]) + r" \\"
-    body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    comments = [escape.latex_comment(note) for note in below]
-    columns = "l" + "r" * len(cells.columns)
-    parts = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escaped(title)}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        *body,
+    def row(values: Sequence[object]) -> str:
+        return " & ".join(escape.latex(str(value)) for value in values) + r" \\"
+
+    heads, above = [str(head) for head in cells.columns], []
+    spans = [(group, len(list(some))) for group, some in itertools.groupby(groups)]
+    if any(group and width > 1 for group, width in spans):
+        place, over, rules = 0, [""], []
+        for group, width in spans:
+            if group and width > 1:
+                over.append(rf"\multicolumn{{{width}}}{{c}}{{{escape.latex(group)}}}")
+                rules.append(rf"\cmidrule(lr){{{place + 2}-{place + width + 1}}}")
+                for i in range(place, place + width):
+                    heads[i] = heads[i].removeprefix(group).strip() or heads[i]
+            else:
+                over += [""] * width
+            place += width
+        above = [" & ".join(over) + r" \\", " ".join(rules)]
+    body = [r"\toprule", *above, row([cells.index.name, *heads]), r"\midrule"]
+    body += [row(values) for values in cells.reset_index().to_numpy().tolist()]
+    comments = [
+        escape.latex_comment(note) for note in (*below, "Bold: the best of a column, where no other shares it.")
     ]
-    return "\n".join([*comments, *parts, r"\end{tabular}", r"\end{table}"]) + "\n"
+    return "\n".join(
+        [
+            *comments,
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escape.latex(caption)}}}",
+            rf"\label{{{_LABEL.sub('-', label)}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(cells.columns)}}}",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
 
 
 def _html(title: str, cells: pd.DataFrame, below: Sequence[str]) -> str:

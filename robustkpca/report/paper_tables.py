@@ -40,13 +40,17 @@ Key = tuple[str, str, str]  # dataset, attack, metric, as reference/paper_tables
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its head, whether higher is better, what its numbers rest on, and where the paper has it."""
+    """One column: its head, whether higher is better, what its numbers rest on, and where the paper has it.
+
+    group: the words at the beginning of the head that columns beside it share, such as an attack; "" for none.
+    """
 
     head: str
     higher: bool
     basis: str  # what decides its numbers; columns of one head and two bases are kept apart
     key: Key | None = None
     decimals: int = 2
+    group: str = ""
 
     def title(self, *differences: str) -> str:
         """The head with what tells it apart, and whether higher or lower is better."""
@@ -137,6 +141,13 @@ class Table:
             for i, (column, title) in enumerate(zip(columns, titles, strict=True))
         }
 
+    def groups(self, texts: pd.DataFrame) -> list[str]:
+        """For each column of `texts`, the group that its head begins with; "" for none."""
+        heads = {head: column.group for column, head in self.heads.items() if column.group}
+        return [
+            next((g for h, g in heads.items() if text == h or text.startswith(f"{h} ")), "") for text in texts.columns
+        ]
+
     @property
     def n(self) -> int | None:
         """The number of samples of every column; None where they differ or there are none."""
@@ -163,9 +174,9 @@ class Table:
     def texts(
         self, *, intervals: bool = False, significance: bool = False, reference: bool = False, bold: str = "{}"
     ) -> pd.DataFrame:
-        """The table as text: fixed decimals, the best of a column in `bold`, on request with 95 % Wilson intervals,
-        with marks of significance against the first row, and with the paper's results beside columns that have one (an
-        empty one stays empty)."""
+        """The table as text: fixed decimals, the best of a column in `bold` (none where two share it), on request with
+        95 % Wilson intervals, with marks of significance against the first row, and with the paper's results beside
+        columns that have one (an empty one stays empty)."""
         marks = self.significance() if significance else {}
         published = self.published() if reference else {}
         columns: dict[str, list[str]] = {}
@@ -201,11 +212,13 @@ class Table:
         return {cell: value for cell, value in values.items() if value is not None}
 
     def _best(self, column: Column) -> str | None:
-        """The best result as it is printed, where there are at least two to choose from."""
+        """The best result as it is printed, where there are at least two to choose from and no other is printed so."""
         values = [e.value for (_, c), e in self.entries.items() if c == column and e.value is not None]
         if len(values) < 2:
             return None
-        return f"{(max if column.higher else min)(values):.{column.decimals}f}"
+        texts = [f"{value:.{column.decimals}f}" for value in values]
+        best = f"{(max if column.higher else min)(values):.{column.decimals}f}"
+        return best if texts.count(best) == 1 else None
 
     def significance(self) -> dict[tuple[str, Column], str]:
         """` *` where a model differs from the first row: the score's paired test on the same samples, Holm-adjusted
@@ -323,7 +336,9 @@ def attacks(runs: Sequence[Run]) -> Table:
                 cell = Cell(attack, max(suite.budgets))
                 for metric, (word, entry) in _measures(run).items():
                     key = _key(run, spec.name, metric, suite)
-                    where = Column(f"{cell} {word}", run.task.score.higher_is_better, _basis(run, suite), key)
+                    where = Column(
+                        f"{cell} {word}", run.task.score.higher_is_better, _basis(run, suite), key, group=str(cell)
+                    )
                     for model in run.models:
                         table.put(run, model, where, entry(run, model, cell))
     return _with_notes(table, runs)
@@ -340,7 +355,7 @@ def budgets(runs: Sequence[Run]) -> Table:
             _add_clean(table, run, model, clean)
         for suite in run.suites:
             for cell in suite.cells if suite.combination != "mean" else ():
-                where = Column(str(cell), higher, _basis(run, suite))
+                where = Column(str(cell), higher, _basis(run, suite), group=str(cell.attack))
                 for model in run.models:
                     table.put(run, model, where, _entry(run, model, cell))
     return _with_notes(table, runs)

@@ -77,7 +77,7 @@ def test_an_object_is_taken_as_it_is_and_left_as_it_is(work):
         (("--model", "nowhere.models:build"), "there is no module nowhere"),
         (("--model", "mine:build", "--iterations", "2", "--lambda", "1"),
          "--iterations, --lambda: no settings of mine:build"),
-        (("--model", "mine:build", "--checkpoint", "m.pth"), "--checkpoint: no settings of mine:build"),
+        (("--model", "mine:build", "--checkpoint", "mine.py"), "--checkpoint: no settings of mine:build"),
         (("--model", "mine:build", "--data", "mine:network"),
          "data: expected a SampleSet, got torch.nn.Linear from mine:network"),
         (("--model", "mine:build", "--data", "mine:raises"), "data mine:raises: the call raised ValueError"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TORCH = ["eval", "--model", "nothing", "--attack", "fgsm"]  # refused, once torch is imported
+TORCH = ["eval", "--model", "torch:float32", "--attack", "fgsm"]  # refused, once torch is imported
 
 
 def openmp(**given: str) -> tuple[str | None, str | None]:

@@ -188,6 +188,31 @@ def test_every_format_keeps_the_shape():
         render(table, "latx")
 
 
+def test_latex_has_groups_a_caption_and_a_label():
+    table = Table("Two attacks")
+    for head, group in (("clean", ""), ("a_b 2/255", "a_b"), ("a_b 8/255", "a_b"), ("c 8/255", "c")):
+        for k, model in enumerate(("one", "two")):
+            table.add(model, Column(head, True, "basis", group=group), Entry(50.0 + k * (head != "clean")))
+    lines = [line for line in render(table, "latex", "A & B", "tab:a b").splitlines() if not line.startswith("%")]
+    assert lines[2:9] == [
+        r"\caption{A \& B}", r"\label{tab:a-b}", r"\begin{tabular}{lrrrr}", r"\toprule",
+        r" &  & \multicolumn{2}{c}{a\_b} &  \\", r"\cmidrule(lr){3-4}",
+        r"model & clean $\uparrow$ & 2/255 $\uparrow$ & 8/255 $\uparrow$ & c 8/255 $\uparrow$ \\",
+    ]  # fmt: skip
+    assert lines[10] == r"one & 50.00 & 50.00 & 50.00 & 50.00 \\"
+    # 50.00 is the best of both under clean: none is bold there.
+    assert lines[11] == r"two & 50.00 & \textbf{51.00} & \textbf{51.00} & \textbf{51.00} \\"
+    assert "tab:robustkpca" in render(table, "latex")
+
+
+def test_equal_as_printed_is_a_tie():
+    table = Table("t")
+    for model, value in (("one", 50.004), ("two", 50.001), ("three", 49.0)):
+        table.add(model, column("x"), Entry(value))
+    for form in ("markdown", "latex", "html"):
+        assert not re.search(r"\*\*50|textbf|<b>", render(table, form))
+
+
 def test_html_and_latex_escape():
     table = Table("<b>&_%")
     table.add("a&b_c%<i>", column("x<y"), Entry(1.0))
