@@ -110,10 +110,10 @@ class Outputs(Folder):
         try:
             begun = path.exists() and any(path.iterdir())
         except OSError as error:
-            raise OutputError(f"--out {path}: {error.strerror or error}") from None
+            raise OutputError(f"{path}: {error.strerror or error}") from None
         if begun and not (path / self.MARKER).is_file():
             raise RunError(
-                f"--out {path}: expected a new or empty folder, or one with outputs of ours ({self.MARKER} lists "
+                f"{path}: expected a new or empty folder, or one with outputs of ours ({self.MARKER} lists "
                 "them); it holds something else"
             )
         super().__init__(path)
@@ -127,7 +127,7 @@ class Outputs(Folder):
         for file in {*files, *earlier}:
             refuse_links(self.path, file)
             if file in files and file not in earlier and file.exists():
-                raise RunError(f"{file}: is there and was not made by this command; move it, or choose another --out")
+                raise RunError(f"{file}: is there and was not made by this command; move it, or choose another folder")
         self._write_list({*files, *earlier})  # first, so that what an interruption leaves is known to be ours
         for file, content in files.items():
             self.write(file, partial(_put, content))
@@ -143,7 +143,7 @@ class Outputs(Folder):
             names = json.loads(read_bounded(self.path / self.MARKER))["files"]
             files = {self.path / name for name in names}
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            raise RunError(f"{self.path / self.MARKER}: torn; choose another --out") from None
+            raise RunError(f"{self.path / self.MARKER}: torn; choose another folder") from None
         if outside := [file for file in files if not file.is_relative_to(self.path) or ".." in file.parts]:
             raise RunError(f"{self.path / self.MARKER}: expected files in this folder, got {outside[0]}")
         return files

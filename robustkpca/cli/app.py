@@ -24,6 +24,7 @@ from robustkpca.cli import (
     check,
     datasets,
     diagnose,
+    export,
     models,
     profile,
     report,
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "profile": profile.profile,
     "table": table.table,
     "report": report.report,
+    "export": export.export,
     "check": check.check,
     "models": models.models,
     "attacks": attacks.attacks,
@@ -77,6 +79,7 @@ EXAMPLES = {
     "eval": "Example: robustkpca eval --model symvit --model rpc-symvit --attack pgd --limit 200",
     "check": "Example: robustkpca check runs/now --baseline baseline.parquet --summary summary.md --junit junit.xml",
     "train": "Example: robustkpca train --model symvit --data digits --out symvit.safetensors",
+    "export": "Example: robustkpca export runs/pgd --images attacked --budget 8/255 --first 20",
     "table": "Example: robustkpca table runs/pgd runs/fgsm --layout attacks --reference",
 }
 for name, command in COMMANDS.items():

@@ -92,7 +92,7 @@ class ModelOptions(Frozen):
             raise SpecError(f"{what}: {unknown('key', strange[0], KEYS)}")
         if values.get("checkpoint") == NO_FILE:
             del values["checkpoint"]
-        if values.get("model") is None and isinstance(values.get("name"), str) and _is_model(values["name"]):
+        if values.get("model") is None and isinstance(values.get("name"), str) and is_model(values["name"]):
             values["model"] = values.pop("name")
         options = cls.parse(values, what)
         if options.model is None and options.checkpoint is None and options.name is None:
@@ -196,7 +196,8 @@ def _check_model(name: str) -> None:
         split_name(name)
 
 
-def _is_model(name: str) -> bool:
+def is_model(name: str) -> bool:
+    """Whether this is a model's name, in its form."""
     try:
         _check_model(name)
     except SpecError:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from robustkpca.page import Figure, Gallery, Photograph, Tile
 from robustkpca.report.marks import Style
-from robustkpca.report.plots import Pixels, example_sheet
+from robustkpca.report.plots import Form, Pixels, example_sheet
 from robustkpca.results.trainings import groups, has_training_runs
 from robustkpca.runs.run import Examples, Run
 from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId, Cell
@@ -74,7 +74,8 @@ class Kept:
         return Photograph(f"{sample}, true label {label}", tiles), pixels
 
 
-def examples(run: Run, suite: Suite, styles: Mapping[str, Style], name: str) -> tuple[Gallery, str] | None:
+def examples(run: Run, suite: Suite, styles: Mapping[str, Style], name: str,
+             form: Form = "page") -> tuple[Gallery, str] | None:  # fmt: skip
     """A few photographs under the strongest attack of a suite (of a cascade, whose later attacks see what is left, the
     first), and a sentence that says which they are. None where no images are kept. `name`: of the figure."""
     models = [labels[0] for labels in groups(run).values()] if has_training_runs(run) else run.models
@@ -96,7 +97,9 @@ def examples(run: Run, suite: Suite, styles: Mapping[str, Style], name: str) -> 
         f"{f' {which}' if right else ''}, the same for all models. Below each, the answer without the attack, then the "
         f"one under it; {WRONG}: wrong. {ROUNDED}"
     )
-    sheet = Figure(name, example_sheet(photographs, pixels, styles), f"Images under {kept.where}, and the answers")
+    sheet = Figure(
+        name, example_sheet(photographs, pixels, styles, form), f"Images under {kept.where}, and the answers"
+    )
     return Gallery(photographs, sheet), text
 
 

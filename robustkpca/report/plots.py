@@ -1,4 +1,4 @@
-"""Figures of a report as SVG, in light and dark; the same run gives the same bytes."""
+"""Figures: of a report as SVG in light and dark, for papers as plain SVG and PDF; the same run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -29,9 +30,11 @@ MOST = 10  # models in a figure of lines
 BANDS = 4  # models whose intervals are drawn: of more, they hide each other
 
 Pixels = NDArray[np.uint8]
+Form = Literal["page", "svg", "pdf"]  # SVG for light and dark, and plain in light colours
 
 
-def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite, styles: Mapping[str, Style]) -> bytes | None:
+def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite, styles: Mapping[str, Style],
+                    form: Form = "page") -> bytes | None:  # fmt: skip
     """The score over eps from the clean one at 0, or over severity, with the bands of the table's intervals where there
     are BANDS models at most; None without two points, or with more than MOST models, whose lines nobody could tell
     apart.
@@ -62,7 +65,7 @@ def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite, styles: Mapping[
         axes.grid(color=THEME["line"][0])
         axes.set_axisbelow(True)
         figure.legend(loc="outside lower left", frameon=False)
-        return _svg(figure, styles)
+        return _saved(figure, styles, form)
 
 
 def _points(long: pd.DataFrame, model: str, suite: Suite) -> pd.DataFrame:
@@ -111,7 +114,8 @@ def _mean_points(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     return points.assign(low=np.nan, high=np.nan)
 
 
-def corruption_map(run: Run, long: pd.DataFrame, suite: Suite, model: str, styles: Mapping[str, Style]) -> bytes:
+def corruption_map(run: Run, long: pd.DataFrame, suite: Suite, model: str, styles: Mapping[str, Style],
+                   form: Form = "page") -> bytes:  # fmt: skip
     """The score of a model under every corruption and severity; cells without a result stay blank."""
     score, names, budgets = run.task.score, [s.name for s in suite.specs], [str(b) for b in suite.budgets]
     results = long[(long["model"] == model) & (long["suite"] == suite.name)].set_index(["attack", "budget"])
@@ -133,7 +137,7 @@ def corruption_map(run: Run, long: pd.DataFrame, suite: Suite, model: str, style
         axes.spines[:].set_visible(False)
         axes.set_xlabel(suite.threat.budget_word)
         axes.set_title(_text(model, 40))
-        return _svg(figure, styles)
+        return _saved(figure, styles, form)
 
 
 def _luminance(colour: NDArray[np.float64] | Sequence[float]) -> float:
@@ -143,7 +147,7 @@ def _luminance(colour: NDArray[np.float64] | Sequence[float]) -> float:
 
 
 def example_sheet(photographs: Sequence[Photograph], pixels: Sequence[Sequence[Pixels | None]],
-                  styles: Mapping[str, Style]) -> bytes:  # fmt: skip
+                  styles: Mapping[str, Style], form: Form = "page") -> bytes:  # fmt: skip
     """Photographs as columns and their tiles as rows, with what was answered below each.
 
     `pixels`: for each photograph and each of its tiles the image, uint8 (H, W) or (H, W, 3), or None.
@@ -167,7 +171,7 @@ def example_sheet(photographs: Sequence[Photograph], pixels: Sequence[Sequence[P
                 text = f"{tile.text}\N{NO-BREAK SPACE}\N{BALLOT X}" if tile.wrong else tile.text
                 axes.text(0.5, -0.05, _text(text, 13), fontsize=9, color=colour, ha="center", va="top",
                           transform=axes.transAxes)  # fmt: skip
-        return _svg(figure, styles)
+        return _saved(figure, styles, form)
 
 
 def _text(text: str, width: int) -> str:
@@ -186,16 +190,24 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
         "figure.facecolor": THEME["paper"][0], "axes.facecolor": "none",
         "text.parse_math": False,  # no text of a label is read as mathematics
         "svg.fonttype": "none", "svg.hashsalt": "robustkpca",  # text stays text; the same ids again
+        "pdf.fonttype": 42,  # TrueType: many journals take no other
     }):  # fmt: skip
         yield Figure(figsize=(width, height), layout="constrained")
 
 
-def _svg(figure: Figure, styles: Mapping[str, Style]) -> bytes:
-    """The figure with its light colours written in it, and a style sheet that replaces them where dark is preferred:
+def _saved(figure: Figure, styles: Mapping[str, Style], form: Form) -> bytes:
+    if form == "page":
+        return _for_page(figure, styles)
+    buffer = io.BytesIO()
+    unsaid = ("CreationDate", "Creator", "Producer") if form == "pdf" else ("Date", "Creator", "Format", "Type")
+    figure.savefig(buffer, format=form, metadata=dict.fromkeys(unsaid))
+    return buffer.getvalue()
+
+
+def _for_page(figure: Figure, styles: Mapping[str, Style]) -> bytes:
+    """SVG with the figure's light colours written in it, and a style sheet that replaces them where dark is preferred;
     a viewer that knows no style sheets shows the light one."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = buffer.getvalue()
+    svg = _saved(figure, styles, "svg").decode()
     svg = svg[svg.index("<svg") :]
     pairs = dict([*THEME.values(), *((s.light, s.dark) for s in styles.values())])
     rules = [

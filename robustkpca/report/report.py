@@ -8,7 +8,7 @@ from pathlib import Path
 
 from robustkpca.diagnosis.findings import Finding, findings
 from robustkpca.errors import OutputError, RunError, SpecError
-from robustkpca.files import read_bounded, refuse_links, write_files
+from robustkpca.files import Outputs, read_bounded, refuse_links, write_files
 from robustkpca.page import (
     MADE_BY,
     Block,
@@ -97,29 +97,48 @@ def _section(run: Run, number: int, of: int, styles: Mapping[str, Style], links:
     ]
 
 
-def _figures(run: Run, number: int, styles: Mapping[str, Style]) -> list[Block]:
+def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write the figures of a report one by one, each as PDF and as SVG in light colours, into `folder`, see
+    `Outputs`. Returns the files written."""
+    outputs, styles = Outputs(folder), marks.styles(runs)
+    files: dict[Path, bytes] = {}
+    forms: tuple[plots.Form, ...] = ("pdf", "svg")
+    for form in forms:
+        for number, run in enumerate(runs, start=1):
+            blocks = [*_figures(run, number, styles, form), *_images(run, number, styles, (), form)]
+            files |= {folder / figure.name: figure.data for figure in figures_of(blocks)}
+    if not files:
+        raise RunError("--figures: there is nothing to be drawn in these runs; see the tables")
+    outputs.replace(files)
+    return list(files)
+
+
+def _figures(run: Run, number: int, styles: Mapping[str, Style], form: plots.Form = "page") -> list[Block]:
     long, title = trainings.shown_table(run), run.task.score.title
     lines: list[Block] = []
     maps: list[Block] = []
+    suffix = "pdf" if form == "pdf" else "svg"
     for suite in run.suites:
         name = f"{number}-{suite.name}"
-        if (svg := plots.accuracy_curves(run, long, suite, styles)) is not None:
-            lines.append(Figure(f"{name}.svg", svg, f"{title} over {suite.threat.budget_word}, {suite.name}"))
+        if (drawn := plots.accuracy_curves(run, long, suite, styles, form)) is not None:
+            lines.append(Figure(f"{name}.{suffix}", drawn, f"{title} over {suite.threat.budget_word}, {suite.name}"))
         for k, model in enumerate(long["model"].unique() if suite.combination == "mean" else ()):
-            svg = plots.corruption_map(run, long, suite, model, styles)
+            drawn = plots.corruption_map(run, long, suite, model, styles, form)
             text = f"{title} of {model} for each corruption and severity, {suite.name}"
-            maps.append(Figure(f"{name}-map-{k + 1}.svg", svg, text))
+            maps.append(Figure(f"{name}-map-{k + 1}.{suffix}", drawn, text))
     if lines and len(long["model"].unique()) > plots.BANDS:
         text = f"Of more than {plots.BANDS} models no intervals are drawn; they are in the tables."
         lines.append(Paragraph(text, small=True))
     return lines + maps
 
 
-def _images(run: Run, number: int, styles: Mapping[str, Style], links: Sequence[Link]) -> list[Block]:
+def _images(run: Run, number: int, styles: Mapping[str, Style], links: Sequence[Link],
+            form: plots.Form = "page") -> list[Block]:  # fmt: skip
     """Photographs under each suite, and the pages of all that were broken."""
     blocks: list[Block] = []
     for suite in run.suites:
-        shown = photographs.examples(run, suite, styles, f"{number}-{suite.name}-examples.svg")
+        name = f"{number}-{suite.name}-examples.{'pdf' if form == 'pdf' else 'svg'}"
+        shown = photographs.examples(run, suite, styles, name, form)
         if shown is not None:
             blocks += [Paragraph(shown[1]), shown[0]]
     return [*blocks, *links]

@@ -14,7 +14,6 @@ from torch import Tensor
 from robustkpca.runtime.keyed_random import seeded
 from robustkpca.suites.budget import UNPERTURBED, Budget
 from robustkpca.suites.cell import CLEAN_CELL, Cell
-from robustkpca.suites.threat import Threat
 from robustkpca.tasks.base import Chunk, Task
 from robustkpca.tasks.jobs import Job
 
@@ -76,7 +75,7 @@ class Batch(ABC):
 
     def clean_rows(self, conditions: Sequence[Cell]) -> pd.DataFrame:
         """The rows of the samples as they are; `conditions` says which cell each belongs to."""
-        rows = self._rows(self.inputs, CLEAN_CELL)
+        rows = self.rows(self.inputs, CLEAN_CELL)
         rows["perturbation"], rows["budget"] = zip(*(c.texts for c in conditions), strict=True)
         self.note_clean(rows)
         return rows
@@ -84,10 +83,12 @@ class Batch(ABC):
     def perturbed_rows(self, job: Job, before: pd.DataFrame | None = None) -> pd.DataFrame:
         """The rows of one attack over all its budgets. In a cascade, `before` holds the rows of what was run before it:
         only samples that are in play there are attacked, the others keep the row that broke them."""
-        parts = [self._cascaded(job, budget, before) for budget in job.suite.budgets]
+        parts = [self.perturbed(job, budget, before)[0] for budget in job.suite.budgets]
         return pd.concat(parts, ignore_index=True)
 
-    def _cascaded(self, job: Job, budget: Budget, before: pd.DataFrame | None) -> pd.DataFrame:
+    def perturbed(self, job: Job, budget: Budget, before: pd.DataFrame | None = None) -> tuple[pd.DataFrame, Tensor]:
+        """The rows of one attack at one budget, see `perturbed_rows`, and the perturbed inputs, (B, ...); those of
+        samples that a cascade does not attack any more are as they were without any attack."""
         if before is None:
             return self._perturbed(job, budget)
         earlier = before[before["budget"].isin([budget.text, UNPERTURBED.text])].reset_index(drop=True)
@@ -97,48 +98,51 @@ class Batch(ABC):
         rows["broken"] = rows["broken"].astype("boolean").fillna(False).astype(bool)
         targets = job.perturbation_of(self.task).targets(self, job.suite.threat)
         rows = rows.assign(**self.attacked(targets))
-        if alive.any():
-            part = self.take(torch.from_numpy(alive.nonzero()[0]).to(self.inputs.device))
-            tried = [] if job.after == CLEAN_CELL.attack else self._tried(earlier[alive])
-            attacked = part._perturbed(job, budget, tried)
-            self.examples |= part.examples
-            rows = pd.concat([rows[~alive], attacked]).set_index("sample").loc[self.ids].reset_index()
-        return rows
+        if not alive.any():
+            return rows, self.inputs
+        chosen = torch.from_numpy(alive.nonzero()[0]).to(self.inputs.device)
+        part = self.take(chosen)
+        tried = [] if job.after == CLEAN_CELL.attack else self._tried(earlier[alive])
+        attacked, inputs = part._perturbed(job, budget, tried)
+        self.examples |= part.examples
+        rows = pd.concat([rows[~alive], attacked]).set_index("sample").loc[self.ids].reset_index()
+        return rows, self.inputs.index_copy(0, chosen, inputs)
 
     def _tried(self, rows: pd.DataFrame) -> list[str]:
         """The samples of these rows that a perturbation could be tried on."""
         untried = rows["flags"].str.split(",").map(lambda names: not self.task.untried.keys().isdisjoint(names))
         return list(rows["sample"][~untried.astype(bool)])
 
-    def _perturbed(self, job: Job, budget: Budget, tried: Sequence[str] = ()) -> pd.DataFrame:
-        """The rows of one attack at one budget; on the samples `tried` one before it could be tried."""
+    def _perturbed(self, job: Job, budget: Budget, tried: Sequence[str] = ()) -> tuple[pd.DataFrame, Tensor]:
+        """The rows of one attack at one budget, and the perturbed inputs; on the samples `tried` one before it could be
+        tried."""
         perturbation, threat, label = job.perturbation_of(self.task), job.suite.threat, str(job.id)
 
-        def perturbed(part: Batch) -> Tensor:
+        def apply(part: Batch) -> Tensor:
             return perturbation.apply(part, job.spec, threat, budget, label)
 
         self.untried.clear()
         if perturbation.decided_by_batch(job.spec):
-            inputs = perturbed(self)
+            inputs = apply(self)
         else:
-            inputs = self.portions(len(self.ids), lambda part: perturbed(self.take(part)))
+            inputs = self.portions(len(self.ids), lambda part: apply(self.take(part)))
         self.untried.update(dict.fromkeys(tried, ""))
-        rows = self._rows(inputs, Cell(job.id, budget), job, threat)
+        rows = self.rows(inputs, Cell(job.id, budget), job)
         if budget == threat.headline:
             examples = self.task.examples(self, threat, inputs)
             if examples is not None:
                 self.examples[label] = examples
-        return rows
+        return rows, inputs
 
     @torch.no_grad()
-    def _rows(self, inputs: Tensor, cell: Cell, job: Job | None = None, threat: Threat | None = None) -> pd.DataFrame:
+    def rows(self, inputs: Tensor, cell: Cell, job: Job | None = None) -> pd.DataFrame:
         """Predict afresh and measure how far the samples were moved: a perturbation's own word is not asked for."""
         attack, budget = cell.texts
         with seeded(self.seed, "score", attack, budget, self.ids[0]):
             columns, raised = self.record(inputs)
         distance, broken = None, None
-        if job is not None and threat is not None:
-            perturbation = job.perturbation_of(self.task)
+        if job is not None:
+            perturbation, threat = job.perturbation_of(self.task), job.suite.threat
             moved, violations = perturbation.measure(self, inputs, threat, cell.budget)
             raised = raised | violations
             distance = None if moved is None else moved.cpu().numpy()

@@ -27,6 +27,7 @@ train --model symvit --data digits --set no=1 --out a.safetensors | --set: expec
 table none --layout budgets                                      | run none: expected a run folder
 table none --layout budget                                       | expected robustness, attacks, budgets, corruptions or runtime
 report none --out r.md                                           | run none: expected a run folder
+export none --images o                                           | run none: expected a run folder
 check none --baseline none                                       | --baseline none: nothing there
 analyze symvitt                                                  | unknown model 'symvitt'. Did you mean 'symvit'?
 analyze symvit --data nope                                       | unknown data 'nope'
