@@ -76,7 +76,7 @@ def test_markdown(name):
 
 def test_latex(name):
     class Results:
-        title, notes, models, scores, n = name, (name,), (name,), (), None
+        title, notes, receipt, models, scores, n = name, (name,), (), (name,), (), None
 
         def groups(self, cells):
             return [name] * len(cells.columns)
@@ -105,7 +105,7 @@ def test_latex(name):
 
 def test_csv(name):
     class Results:
-        title, notes, models, scores, n = "", (), (), (), None
+        title, notes, receipt, models, scores, n = "", (), (), (), (), None
 
         def texts(self, *, bold):
             return frame({name: [name]}, [name])
@@ -124,7 +124,7 @@ def test_numbers_stay_numbers_in_csv(number):
 
 def test_html(name):
     class Results:
-        title, notes, models, scores, n = name, (name,), (name,), (), None
+        title, notes, receipt, models, scores, n = name, (name,), (), (name,), (), None
 
         def texts(self, *, bold):
             return frame({name: [name]}, [name])

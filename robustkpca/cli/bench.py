@@ -19,7 +19,7 @@ from robustkpca.cli.options import (
     complete_data,
     complete_experiments,
 )
-from robustkpca.cli.show import BOLD, print_table, write, wrote
+from robustkpca.cli.show import print_results, write, wrote
 from robustkpca.cli.start import asked_data, pick_device, refuse_missing, watched
 
 
@@ -52,7 +52,7 @@ def bench(
     from robustkpca import experiments
     from robustkpca.models.options import read_models_file
     from robustkpca.report import paper_tables
-    from robustkpca.report.formats import notes, render
+    from robustkpca.report.formats import render
 
     plan = experiments.load_experiment(experiment)
     models = read_models_file(models_file)
@@ -71,7 +71,7 @@ def bench(
         raise typer.Exit
     results = paper_tables.LAYOUTS[plan.layout](runs)
     results.title = plan.title
-    print_table(results.title, results.texts(bold=BOLD, reference=reference), notes(results, reference=reference))
+    print_results(results, reference=reference)
     for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
         file = out_dir / f"{plan.name}.{suffix}"
         write(file, render(results, form, label=f"tab:{plan.name}", reference=reference))

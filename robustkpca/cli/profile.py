@@ -99,10 +99,11 @@ def _beside(value: float, ratio: float) -> str:
 def _written(costs: list[Cost], table: pd.DataFrame, notes: list[str], suffix: str) -> str:
     import pandas as pd
 
+    from robustkpca import escape
     from robustkpca.page import Heading, Paragraph, Table, to_markdown
 
     if suffix == ".csv":
-        text: str = pd.DataFrame([vars(cost) for cost in costs]).to_csv(index=False)
+        text: str = pd.DataFrame([vars(cost) for cost in costs]).map(escape.csv).to_csv(index=False)
         return text
     return to_markdown([Heading("Cost", 1), Table(table), *map(Paragraph, notes)], "")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from robustkpca.diagnosis.findings import Finding
+    from robustkpca.report.paper_tables import Table
     from robustkpca.runs.run import Run
 
 out = Console(emoji=False)
@@ -86,6 +87,15 @@ def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> None:
     for text in notes:
         note(text)
     out.print()
+
+
+def print_results(results: Table, **options: bool) -> None:
+    """A table of stored runs with its notes and the receipts in brief; options are those of `Table.texts`."""
+    from robustkpca.report.formats import notes
+    from robustkpca.report.provenance import receipt_in_brief
+
+    brief = [line for run in results.rows for line in receipt_in_brief(run)]
+    print_table(results.title, results.texts(bold=BOLD, **options), [*notes(results, **options), *brief])
 
 
 _BORDER = 3  # characters of a column beside its text; one more for the whole table

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from robustkpca.cli.options import Format, Layout, Reference, StoredRuns
-from robustkpca.cli.show import BOLD, print_table, write, wrote
+from robustkpca.cli.show import print_results, write, wrote
 from robustkpca.errors import SpecError
 
 
@@ -27,7 +27,7 @@ def table(
 ) -> None:
     """Print stored runs as one of the paper's tables: models as rows, best results bold."""
     from robustkpca.report import paper_tables
-    from robustkpca.report.formats import notes, render
+    from robustkpca.report.formats import render
     from robustkpca.runs.run import Run
 
     if form != "latex" and (caption or label):
@@ -35,7 +35,7 @@ def table(
     results = paper_tables.LAYOUTS[layout]([Run.open(path) for path in runs])
     options = {"intervals": intervals, "significance": significance, "reference": reference}
     if form == "rich" and out_file is None:
-        print_table(results.title, results.texts(bold=BOLD, **options), notes(results, **options))
+        print_results(results, **options)
         return
     text = render(results, "markdown" if form == "rich" else form, caption, label or f"tab:{layout}", **options)
     if out_file is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from robustkpca.escape import csv
 from robustkpca.files import Outputs, is_part, refuse_links
 from robustkpca.kpca.plots import Drawn, plot_gamma, plot_loss, plot_pursuit
 from robustkpca.page import Block, Bullets, Figure, Heading, Paragraph, Table, to_markdown
@@ -145,7 +146,7 @@ def write(
     files: dict[Path, bytes] = {folder / PAGE: to_markdown(blocks, _FIGURES).encode()}
     for name, table in tables.items():
         files[folder / f"{name}.parquet"] = table.to_parquet(index=False)
-        files[folder / f"{name}.csv"] = table.to_csv(index=False).encode()
+        files[folder / f"{name}.csv"] = table.map(csv).to_csv(index=False).encode()
     for name, (drawn, _) in figures.items():
         files[folder / _FIGURES / f"{name}.png"] = drawn.png
         files[folder / _FIGURES / f"{name}.svg"] = drawn.svg

@@ -34,7 +34,7 @@ def render(table: Table, form: str, caption: str | None = None, label: str | Non
     cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
     if form == "csv" and table.n is not None:  # it has no notes that would say so
         cells.insert(0, "n", str(table.n))
-    below = notes(table, **options)
+    below = [*notes(table, **options), *table.receipt]
     if form == "latex":
         text = _latex(caption or table.title, label or "tab:robustkpca", cells, table.groups(cells), below)
     else:
@@ -44,7 +44,8 @@ def render(table: Table, form: str, caption: str | None = None, label: str | Non
 
 
 def notes(table: Table, *, intervals: bool = False, significance: bool = False, reference: bool = False) -> list[str]:
-    """What has to be said under the table when it is shown with these options of `Table.texts`."""
+    """What has to be said under the table, but for its receipt, when it is shown with these options of
+    `Table.texts`."""
     found = list(table.notes)
     if intervals:
         names = ", ".join(dict.fromkeys(score.interval_name for score in table.scores)) or "none here"

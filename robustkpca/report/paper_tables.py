@@ -15,6 +15,7 @@ import pandas as pd
 
 from robustkpca.errors import SpecError
 from robustkpca.report.provenance import receipt_lines
+from robustkpca.report.run_tables import untried_notes
 from robustkpca.results import imagenet_c, imagenet_o
 from robustkpca.results.accuracy import results_of
 from robustkpca.results.columns import MEAN
@@ -86,6 +87,7 @@ class Table:
     title: str
     entries: dict[tuple[str, Column], Entry] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    receipt: list[str] = field(default_factory=list)  # of all runs
     paper_names: dict[str, str] = field(default_factory=dict)  # what the paper calls a row, where it has such a model
     rows: dict[Run, dict[str, str]] = field(default_factory=dict)  # for each run, by a model's label, its row
 
@@ -472,7 +474,9 @@ def runtime(runs: Sequence[Run]) -> Table:
                 table.entries.setdefault((table.rows[run][model.label], count), Entry(model.parameters / 1e6))
             for attack in dict.fromkeys(str(cell.attack) for cell in run.cells):
                 seconds, samples = run.summary.times.get((model.label, attack), (0.0, 0))
-                column = Column(f"{attack} ms/{run.task.sample_word}", False, place)
+                budgets = sum(str(cell.attack) == attack for cell in run.cells)
+                several = f", mean of {budgets} budgets" if budgets > 1 else ""
+                column = Column(f"{attack} ms/{run.task.sample_word}{several}", False, place)
                 table.put(
                     run, model.label, column, Entry(1000 * seconds / samples if samples else None, "not measured")
                 )
@@ -488,8 +492,9 @@ def _with_notes(table: Table, runs: Sequence[Run]) -> Table:
     if not table.entries:
         raise SpecError("none of the runs has a result for this layout")
     for run in runs:
-        table.notes += receipt_lines(run)
-        table.notes += [f"{suite.name}: {suite.describe()}." for suite in run.suites]
+        table.receipt += receipt_lines(run)
+        for suite in run.suites:
+            table.notes += [f"{suite.name}: {suite.describe()}.", *untried_notes(run, suite)]
     firsts: dict[str, Column] = {}
     for column, head in table.heads.items():
         title, _, number = head.rpartition(" [")

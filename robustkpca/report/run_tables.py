@@ -113,10 +113,10 @@ def _attack_notes(run: Run, long: pd.DataFrame, suite: Suite) -> tuple[str, ...]
     notes = [_meaning(run, long), f"{suite.name}: {suite.describe()}."]
     if suite.cascade:
         notes.insert(1, "Each row counts what the attacks up to it left right.")
-    return (*notes, *_untried_notes(run, suite))
+    return (*notes, *untried_notes(run, suite))
 
 
-def _untried_notes(run: Run, suite: Suite) -> list[str]:
+def untried_notes(run: Run, suite: Suite) -> list[str]:
     """How many rows are right because the attack could not be tried, where there are any."""
     results, counts = results_of(run), dict[str, int]()
     for column in columns_of(run):

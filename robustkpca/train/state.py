@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from robustkpca import escape
 from robustkpca.errors import RunError, SpecError
 from robustkpca.files import write_files, write_whole
 from robustkpca.models.settings import ModelSettings, RPCSettings
@@ -142,7 +143,7 @@ def write_log(path: Path, epochs: list[dict[str, Any]]) -> None:
     text = io.StringIO(newline="")
     rows = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     rows.writeheader()
-    rows.writerows(epochs)
+    rows.writerows({name: escape.csv(value) for name, value in epoch.items()} for epoch in epochs)
     write_files({path: text.getvalue().encode()})
 
 

@@ -11,7 +11,7 @@ from torchattacks.attack import Attack
 from robustkpca.datasets.images import ArraySamples
 from robustkpca.diagnosis.findings import findings
 from robustkpca.evaluation.loop import evaluate
-from robustkpca.report import run_tables
+from robustkpca.report import paper_tables, run_tables
 from robustkpca.results.accuracy import accuracy_table
 from robustkpca.runs.run import Run
 from robustkpca.suites.cell import Cell
@@ -88,6 +88,7 @@ def test_images_with_a_gradient_of_zero_are_counted(tmp_path):
         assert flags(run, attack) == [""] * (N - HIDDEN) + ["no_gradient"] * HIDDEN
         assert run.status("oracle", Cell.parse(attack, "4/255")).complete
         assert f"136 of 200 rows (oracle, {attack} eps 4/255)" in view.notes[-1]
+        assert view.notes[-1] in paper_tables.budgets([run]).notes
     seen = finding(run, "no-gradient")
     assert (
         seen.level == "fail" and "136 of 200 images had no gradient to follow under fgsm at eps 4/255" in seen.message

@@ -151,3 +151,18 @@ def test_through_the_command_line(here):
     assert refused.returncode == 2
     assert "Did you mean 'Darker'" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_the_robustbench_of_torchattacks_is_never_imported(tmp_path):
+    """Its wheel installs a package of that name, old and foreign, which must not be needed or hide the real one."""
+    code = """
+import sys
+sys.modules["robustbench"] = None  # an import of it is an error
+from robustkpca import evaluate, load_suite
+from tests.helpers.oracles import noise, tiny
+suites = [load_suite(name).with_eps(["4/255"]) for name in ("fgsm", "torchattacks-aa")]
+run = evaluate([tiny()], noise().limit(10, 0), suites, sys.argv[1])
+assert all(status.complete for status in run.statuses), run.statuses
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run"], cwd=root, check=True)

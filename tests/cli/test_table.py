@@ -17,6 +17,15 @@ def test_tables_of_stored_runs(run, place):
     assert "RPC-SymViT" in call("table", "run", "--layout", "runtime", cwd=place).stdout
 
 
+def test_the_receipt_is_in_brief_on_the_terminal_and_whole_in_files(run, place):
+    shown = " ".join(call("table", "run", "--layout", "budgets", cwd=place).stdout.split())
+    whole = call("table", "run", "--layout", "budgets", "--format", "markdown", cwd=place).stdout
+    assert "n = 20, seed 0, float32, cpu; run " in shown
+    for said in ("ids ", "batch size", "in pixels is"):
+        assert said in whole
+        assert said not in shown
+
+
 def test_odd_paths_are_printed_as_they_are(place):
     done = call(
         "eval",

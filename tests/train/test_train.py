@@ -28,6 +28,7 @@ from robustkpca.runtime.place import ALONE, Place
 from robustkpca.train import RECIPES, Recipe, augment, guard, load_recipe, parse_settings, recipe_for
 from robustkpca.train.data import Batches, Order, Pictures, keyed
 from robustkpca.train.loop import Trainer
+from robustkpca.train.state import write_log
 from tests.helpers.oracles import tiny
 
 QUICK = {"epochs": 2, "batch_size": 50}
@@ -120,6 +121,11 @@ def test_the_log_can_be_drawn_and_holds_the_projection_loss_of_kernel_pca(few, t
     probe = few.take(kept[::10][:8])
     heads = analysis.analyze(load_classifier(checkpoint=out), probe, ["loss"]).tables["heads"]
     assert rows["projection_loss"].iloc[-1] == pytest.approx(heads["projection_loss"].mean(), rel=1e-12)
+
+
+def test_a_name_in_the_log_is_no_formula(tmp_path):
+    write_log(tmp_path / "m.csv", [{"epoch": 1, "model": "=cmd()", "train_loss": -2.5}])
+    assert (tmp_path / "m.csv").read_text().splitlines()[1] == "1,'=cmd(),-2.5,,,,"
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine(few):
