@@ -200,7 +200,8 @@ def announcement(plan: Plan, device: str) -> list[str]:
     lines.append(f"data     {samples.name}, n = {len(samples)}{argmax}")
     if samples.ignored:
         shown = ", ".join(samples.ignored[:5]) + (", ..." if len(samples.ignored) > 5 else "")
-        lines.append(f"ignored  {len(samples.ignored)} entries that are no samples: {shown}")
+        what = "entry that is no sample" if len(samples.ignored) == 1 else "entries that are no samples"
+        lines.append(f"ignored  {len(samples.ignored)} {what}: {shown}")
     lines += [f"attack   {suite.name}: {suite.describe()}" for suite in plan.suites]
     return [
         *lines,

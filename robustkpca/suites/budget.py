@@ -49,7 +49,10 @@ def signed(value: str | float | Fraction, what: str) -> Fraction:
     try:
         if len(text) > _LONGEST or _EXPONENT.search(text):  # its digits would be written out
             raise ValueError
-        number = Fraction(text)
+        above, slash, below = text.partition("/")
+        if "/" in below:
+            raise ValueError
+        number = Fraction(above) / Fraction(below) if slash else Fraction(text)
         if number and not abs(float(number)) > 0:
             raise OverflowError
     except (ValueError, ArithmeticError):

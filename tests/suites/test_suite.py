@@ -16,7 +16,7 @@ from robustkpca.suites.suite import Suite, load_suite, suite_names
     ("text", "value"),
     [("8/255", Fraction(8, 255)), ("0.0313725", Fraction(8, 255)), ("0.03137254901960784", Fraction(8, 255)),
      ("0", Fraction(0)), ("0.0314", Fraction(157, 5000)), (" 8 / 255 ", Fraction(8, 255)), ("1.0", Fraction(1)),
-     ("1e-9", Fraction(1, 10**9)), ("0.0039215", Fraction(1, 255))],
+     ("1.5/255", Fraction(3, 510)), ("1e-9", Fraction(1, 10**9)), ("0.0039215", Fraction(1, 255))],
 )  # fmt: skip
 def test_eps_is_exact_and_k_255_has_one_form(text, value):
     assert parse_eps(text) == value
@@ -32,7 +32,8 @@ def test_eps_text_goes_there_and_back():
 @pytest.mark.parametrize(
     ("eps", "message"),
     [("8", "did you mean 8/255"), ("-1/255", "0 or more"), ("nan", "expected a number"), ("inf", "expected a number"),
-     ("8/0", "expected a number"), ("eight", "expected a number"), ("", "expected a number")],
+     ("8/0", "expected a number"), ("8/255/2", "expected a number"),
+     ("eight", "expected a number"), ("", "expected a number")],
 )  # fmt: skip
 def test_budgets_that_make_no_sense(eps, message):
     with pytest.raises(SpecError, match=message):
