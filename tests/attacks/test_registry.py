@@ -161,7 +161,7 @@ sys.modules["robustbench"] = None  # an import of it is an error
 from robustkpca import evaluate, load_suite
 from tests.helpers.oracles import noise, tiny
 suites = [load_suite(name).with_eps(["4/255"]) for name in ("fgsm", "torchattacks-aa")]
-run = evaluate([tiny()], noise().limit(10, 0), suites, sys.argv[1])
+run = evaluate([tiny()], noise().limit(4, 0), suites, sys.argv[1])
 assert all(status.complete for status in run.statuses), run.statuses
 """
     root = Path(__file__).parents[2]
