@@ -23,6 +23,11 @@ from robustkpca.models.settings import ModelSettings, Preprocessing
 from tests.helpers.oracles import DATA, OFFICIAL, noise, oracle, oracle_samples
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first: at the end they would leave the other processes without work."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def linear() -> Classifier:
     return oracle()
