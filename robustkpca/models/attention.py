@@ -47,7 +47,8 @@ def _scaled_product(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 
 class _Clip(torch.autograd.Function):
-    """clamp(x, -t, t), t > 0 of size one in the last two dimensions; its backward needs the result and t alone."""
+    """clamp(x, -t, t), t > 0 of size one in the last dimension or the last two; its backward needs the result and t
+    alone."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, t: Tensor) -> Tensor:
@@ -61,7 +62,8 @@ class _Clip(torch.autograd.Function):
         out, t = ctx.saved_tensors
         side = (out / t).trunc_()  # 1 or -1 where x was clipped, else 0
         outside = gradient * side
-        return torch.addcmul(gradient, outside, side, value=-1), outside.sum(dim=(-2, -1), keepdim=True)
+        dims = (-2, -1) if t.shape[-2] == 1 else (-1,)
+        return torch.addcmul(gradient, outside, side, value=-1), outside.sum(dim=dims, keepdim=True)
 
 
 def symmetric_attention(
@@ -70,8 +72,8 @@ def symmetric_attention(
     """softmax(K K^T / sqrt(D)) V: the keys are the queries.
 
     k, v: (B, H, N, D), any float dtype. Returns (B, H, N, D). `attn_mask` and `is_causal` mean what they mean to
-    `torch.nn.functional.scaled_dot_product_attention`; `dropout` is the probability of dropping an attention weight.
-    Fused attention, but for gradients on the CPU.
+    `torch.nn.functional.scaled_dot_product_attention`; rows that see nothing are zero. `dropout` is the probability of
+    dropping an attention weight. Fused attention, but for gradients on the CPU.
     """
     if _by_hand(k, v, attn_mask, is_causal, dropout):
         out: Tensor = _SymmetricWithGradient.apply(k.flatten(0, 1), v.flatten(0, 1)).unflatten(0, k.shape[:2])
@@ -109,16 +111,50 @@ _CLIPS: dict[Gradient, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def penalty(k: Tensor) -> Tensor:
-    """mu = N C / (4 ||K||_1), one per image and head; C = H D is the model width. (B, H, N, D) -> (B, H, 1, 1).
+Scope = Literal["causal", "visible", "all"]
+HIDDEN = -1e4  # an additive mask of this or less hides a key; in half precision there is hardly more to subtract
 
-    The norm is summed in at least float32 (bf16 sums lose digits). It carries gradient. Keys that are all zero give a
-    huge mu, which leaves them zero, with gradient zero.
+
+def visible_keys(attn_mask: Tensor | None, is_causal: bool, tokens: int, device: torch.device) -> Tensor | None:
+    """Which keys (last dimension) each row sees, bool, to be broadcast to (B, H, N, N); None: all.
+
+    Of an additive mask, keys with HIDDEN or less are not seen.
+    """
+    if attn_mask is None:
+        return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril() if is_causal else None
+    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask > HIDDEN
+    return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
+
+
+def penalty(
+    k: Tensor, *, attn_mask: Tensor | None = None, is_causal: bool = False, scope: Scope | None = None
+) -> Tensor:
+    """mu = N C / (4 ||K||_1) over the keys in its scope, N of them; C = H D is the model width.
+
+    scope `all`: every key, one mu per image and head, as the authors have it; under a mask it lets rows know of keys
+    that they do not see. `visible`: for each row the keys that it sees. `causal`: for each row those up to itself.
+    None: `causal` or `visible` as the mask is, `all` without one.
+
+    k: (B, H, N, D); masks as in `principal_attention`. Returns (B, H, 1, 1), or (B, H, N, 1) where rows differ. The
+    norm is summed in at least float32 (bf16 sums lose digits). It carries gradient. Keys that are all zero, or a row
+    that sees none, give a huge mu, which leaves keys as they are, with gradient zero.
     """
     _, heads, tokens, head_dim = k.shape
     wide = torch.promote_types(k.dtype, torch.float32)
-    norm = k.abs().sum(dim=(-2, -1), keepdim=True, dtype=wide)
-    return tokens * heads * head_dim / (4.0 * norm.clamp_min(torch.finfo(wide).tiny))
+    tiny = torch.finfo(wide).tiny
+    scope = scope or ("causal" if is_causal else "all" if attn_mask is None else "visible")
+    if scope == "causal":
+        norm = k.abs().sum(dim=-1, keepdim=True, dtype=wide).cumsum(-2)
+        counts = torch.arange(1, tokens + 1, device=k.device, dtype=wide)[:, None]
+        return heads * head_dim * counts / (4.0 * norm.clamp_min(tiny))
+    seen = visible_keys(attn_mask, is_causal, tokens, k.device) if scope == "visible" else None
+    if seen is None:
+        norm = k.abs().sum(dim=(-2, -1), keepdim=True, dtype=wide)
+        return tokens * heads * head_dim / (4.0 * norm.clamp_min(tiny))
+    seen = seen.to(wide)
+    norm = seen @ k.abs().sum(dim=-1, keepdim=True, dtype=wide)
+    counts = seen.sum(-1, keepdim=True).clamp_min(1)
+    return heads * head_dim * counts / (4.0 * norm.clamp_min(tiny))
 
 
 def principal_attention(
@@ -132,6 +168,7 @@ def principal_attention(
     is_causal: bool = False,
     dropout: float = 0.0,
     gradient: Gradient = "full",
+    scope: Scope | None = None,
 ) -> Tensor:
     """RPC-Attention: n iterations of principal attention pursuit on the keys (algorithm PAP of the paper).
 
@@ -148,16 +185,24 @@ def principal_attention(
     al. 2018, arXiv 1802.00420), which leaves the way through the values. The true derivative of the threshold is 0
     where it is not passed and 1 where it is, so the two stand on either side of it. Returns L after the last
     iteration, (B, H, N, D).
+
+    Masks mean what they mean to `torch.nn.functional.scaled_dot_product_attention`; an additive one hides keys at
+    HIDDEN or less. Of all that PAP does only mu mixes tokens beside the attention: `scope` says over which keys it
+    sums, see `penalty`. By default a row's output depends on no key that it does not see, directly or through others;
+    rows that see nothing are zero.
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.masked_fill(attn_mask <= HIDDEN, -torch.inf)
 
     def attend(keys: Tensor, last: bool) -> Tensor:
         return attention(q, keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
 
     if q is None and _by_hand(k, v, attn_mask, is_causal, dropout):
         k, v = k.contiguous(), v.contiguous()  # as L is then: otherwise each iteration copies
-    clip, threshold = _CLIPS[gradient], (lam * penalty(k)).to(k.dtype)
+    mu = penalty(k, attn_mask=attn_mask, is_causal=is_causal, scope=scope)
+    clip, threshold = _CLIPS[gradient], (lam * mu).to(k.dtype)
     both = clip(k, threshold)  # L + c; L and w are 0 at first
     low = attend(both, last=iterations == 1)
     for step in range(2, iterations + 1):
@@ -240,11 +285,21 @@ class SymmetricAttention(MultiHeadAttention):
 
 
 class RPCAttention(MultiHeadAttention):
-    """Attention by PAP: the parameters of (a)symmetric attention, with settings `iterations` (n) and `lam` (lambda)."""
+    """Attention by PAP: the parameters of (a)symmetric attention, with settings `iterations` (n), `lam` (lambda) and,
+    under masks, `scope` (see `penalty`)."""
 
-    def __init__(self, dim: int, num_heads: int = 8, *, iterations: int, lam: float, **rest: Any) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        iterations: int,
+        lam: float,
+        scope: Scope | None = None,
+        **rest: Any,
+    ) -> None:
         super().__init__(dim, num_heads, **rest)
-        self.iterations, self.lam = iterations, lam
+        self.iterations, self.lam, self.scope = iterations, lam, scope
 
     def attend(
         self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
@@ -258,6 +313,7 @@ class RPCAttention(MultiHeadAttention):
             attn_mask=attn_mask,
             is_causal=is_causal,
             dropout=dropout,
+            scope=self.scope,
         )
 
     def extra_repr(self) -> str:
