@@ -104,6 +104,25 @@ def gradients(m: Model) -> Seen:
     return "pass", seen, ""
 
 
+@rule("sparse-part", TASK)
+def sparse_part(m: Model) -> Seen:
+    """A threshold that no entry passes leaves iterated attention, whatever the settings are called."""
+    layers: dict[str, list[float]] = (m.health or {}).get("density", {})
+    if not layers:
+        return None
+    empty = [name for name, shares in layers.items() if not any(shares)]
+    if not empty:
+        shares = [share for layer in layers.values() for share in layer]
+        return "pass", f"S has {min(shares):.2g} to {max(shares):.2g} of its entries", ""
+    where = "every layer" if len(empty) == len(layers) else ", ".join(empty)
+    return (
+        "warn",
+        f"the sparse part S is zero in {where}, in all iterations",
+        "That is iterated attention without a sparse part: the threshold lambda * mu is above every entry; a smaller "
+        "lambda lets some pass.",
+    )
+
+
 @rule("no-gradient", TASK)
 def no_gradient(m: Model) -> Seen:
     """A row that no attack could be tried on is right whatever the model is worth."""

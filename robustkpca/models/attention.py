@@ -112,6 +112,7 @@ _CLIPS: dict[Gradient, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 Scope = Literal["causal", "visible", "all"]
+Watch = Callable[[Tensor, Tensor], object]  # gets K - L + w, (B, H, N, D), and the threshold, as `penalty` is shaped
 HIDDEN = -1e4  # an additive mask of this or less hides a key; in half precision there is hardly more to subtract
 
 
@@ -169,6 +170,7 @@ def principal_attention(
     dropout: float = 0.0,
     gradient: Gradient = "full",
     scope: Scope | None = None,
+    watch: Watch | None = None,
 ) -> Tensor:
     """RPC-Attention: n iterations of principal attention pursuit on the keys (algorithm PAP of the paper).
 
@@ -189,7 +191,8 @@ def principal_attention(
     Masks mean what they mean to `torch.nn.functional.scaled_dot_product_attention`; an additive one hides keys at
     HIDDEN or less. Of all that PAP does only mu mixes tokens beside the attention: `scope` says over which keys it
     sums, see `penalty`. By default a row's output depends on no key that it does not see, directly or through others;
-    rows that see nothing are zero.
+    rows that see nothing are zero. `watch` is told of every iteration what the threshold is applied to, and the
+    threshold: entries above it are those of S.
     """
     if iterations < 1:
         raise ValueError(f"expected iterations >= 1, got {iterations}")
@@ -199,15 +202,20 @@ def principal_attention(
     def attend(keys: Tensor, last: bool) -> Tensor:
         return attention(q, keys, v, attn_mask=attn_mask, is_causal=is_causal, dropout=dropout if last else 0.0)
 
+    def clipped(x: Tensor) -> Tensor:
+        if watch is not None:
+            watch(x, threshold)
+        return _CLIPS[gradient](x, threshold)
+
     if q is None and _by_hand(k, v, attn_mask, is_causal, dropout):
         k, v = k.contiguous(), v.contiguous()  # as L is then: otherwise each iteration copies
     mu = penalty(k, attn_mask=attn_mask, is_causal=is_causal, scope=scope)
-    clip, threshold = _CLIPS[gradient], (lam * mu).to(k.dtype)
-    both = clip(k, threshold)  # L + c; L and w are 0 at first
+    threshold = (lam * mu).to(k.dtype)
+    both = clipped(k)  # L + c; L and w are 0 at first
     low = attend(both, last=iterations == 1)
     for step in range(2, iterations + 1):
         w = both - low
-        both = low + clip((k - low).add_(w), threshold)
+        both = low + clipped((k - low).add_(w))
         low = attend(torch.sub(both, w, alpha=2), last=step == iterations)
     return low
 
@@ -300,6 +308,7 @@ class RPCAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, **rest)
         self.iterations, self.lam, self.scope = iterations, lam, scope
+        self.watch: Watch | None = None
 
     def attend(
         self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
@@ -314,6 +323,7 @@ class RPCAttention(MultiHeadAttention):
             is_causal=is_causal,
             dropout=dropout,
             scope=self.scope,
+            watch=self.watch,
         )
 
     def extra_repr(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
@@ -64,7 +65,8 @@ def receipt_lines(run: Run) -> list[str]:
             units = f"; {budgets_in_both_units(run, model)}" if budgets_in_both_units(run, model) else ""
             notes = "".join(f"; {note}" for note in model.notes)
             attention = f", attention {model.attention or 'not recorded'}" if model.vision else ""
-            lines.append(f"{model.label}: weights {model.weights}{attention}{units}{notes}.")
+            sparse = f"; S not zero: {density_text(run, model.label)}" if density_text(run, model.label) else ""
+            lines.append(f"{model.label}: weights {model.weights}{attention}{sparse}{units}{notes}.")
     return lines
 
 
@@ -79,8 +81,30 @@ def receipt_in_brief(run: Run) -> list[str]:
         f"run {run.manifest.fingerprint}.",
         f"{', '.join(f'{k} {v}' for k, v in request.software.items())}.",
         f"weights {', '.join(weights[:3]) or 'none'}{more}.",
-        *(f"{model.label}: {'; '.join(model.notes)}." for model in request.models if model.usable and model.notes),
+        *(f"{model.label}: {text}." for model in request.models if model.usable and (text := _remarks(run, model))),
     ]
+
+
+def _remarks(run: Run, model: ModelRecord) -> str:
+    """What a terminal shows of a model beside its weights."""
+    rpc, sparse = model.vision and model.vision.rpc, density_text(run, model.label)
+    pursuit = [f"lambda {rpc.lam:g}, S not zero: {sparse}"] if rpc and sparse else []
+    return "; ".join([*pursuit, *model.notes])
+
+
+def density_text(run: Run, label: str) -> str:
+    """The share of entries of S that are not zero, from the first to the last iteration, by layer; empty for a model
+    without RPC-Attention, and for runs from before it was measured."""
+    layers = run.health.get(label, {}).get("density", {})
+    texts = {name: f"{shares[0]:.2g} to {shares[-1]:.2g}" if len(shares) > 1 else f"{shares[0]:.2g}"
+             for name, shares in layers.items()}  # fmt: skip
+    return ", ".join(f"{_layer(name)} {text}" for name, text in texts.items())
+
+
+def _layer(name: str) -> str:
+    """`layer 1` for the attention of the first block, else its name in the network."""
+    block = re.fullmatch(r"(?:.*\.)?blocks\.(\d+)\.\w+", name)
+    return f"layer {int(block[1]) + 1}" if block else name
 
 
 def budgets_in_both_units(run: Run, model: ModelRecord) -> str:
@@ -120,6 +144,7 @@ def _model_row(run: Run, model: ModelRecord) -> dict[str, object]:
         "iterations": rpc.iterations if rpc else "none",
         "lambda": f"{rpc.lam:g}" if rpc else "none",
         "layers": rpc.label.partition("/")[2] if rpc else "none",
+        "share of S that is not zero": density_text(run, model.label) or ("not measured" if rpc else "none"),
         "attention": model.attention or "not recorded",
         "input": f"{p.channels}x{p.img_size}x{p.img_size}, {p.crop_text}, {p.interpolation}",
         "notes": "; ".join(model.notes) or "none",

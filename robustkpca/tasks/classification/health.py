@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from robustkpca.errors import brief
 from robustkpca.models.classifier import Classifier
+from robustkpca.models.density import density
 from robustkpca.models.settings import IMAGENET_MEAN, IMAGENET_STD
 
 SAMPLES = 100  # samples that are looked at, the first of the set
@@ -33,7 +34,7 @@ def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: i
         `cosine_worst`, `cosine_median`: cosine between input gradients of the cross-entropy in float32 and float64;
         None where there is none to compare, or where the model cannot be run in float64 (`cosine_error` says why).
         `normalisations`: for other ways of normalising than the Classifier's, how many samples only [that way, the
-        Classifier's] gets right.
+        Classifier's] gets right. `density`: see `robustkpca.models.density`.
     """
 
     def answers(x: Tensor, *, normalized: bool = False) -> Tensor:
@@ -54,6 +55,7 @@ def health(classifier: Classifier, images: Tensor, labels: Tensor, batch_size: i
             "random_predictions": int((logits.argmax(1) != again.argmax(1)).sum()),
             "batch": _number((logits[:1] - alone).abs().max() / largest),
             "normalisations": {},
+            "density": {name: _rounded(shares) for name, shares in density(classifier, images, batch_size).items()},
         }
         for name, other in _other_normalisations(classifier, images).items():
             ours = answers(other, normalized=True).argmax(1) == labels
@@ -109,6 +111,10 @@ def _gradient(classifier: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(classifier(x), labels, reduction="sum")
         # A model that rounds may have no gradient at all: that is a gradient of zero.
         return torch.autograd.grad(loss, x)[0] if loss.requires_grad else torch.zeros_like(x)
+
+
+def _rounded(shares: list[float]) -> list[float]:
+    return [round(share, 6) for share in shares]
 
 
 def _number(value: Tensor) -> float | None:
