@@ -35,7 +35,7 @@ def test_is_that_of_the_iteration_written_out():
         k, v, iterations=4, lam=0.7, watch=lambda x, t: seen.append((x.abs() > t).double().mean((-2, -1)))
     )
     trace = pursuit_trace(k, v, iterations=4, lam=0.7, gradients=False)
-    torch.testing.assert_close(torch.stack(seen), trace.nonzero, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.stack(seen, dim=-1), trace.nonzero, rtol=0, atol=1e-12)
 
 
 def test_depends_on_no_batch_and_leaves_the_model_alone():
