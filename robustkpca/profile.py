@@ -28,6 +28,7 @@ from robustkpca.models.settings import (
     FAMILIES,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    RPC_TIMM,
     SIZES,
     ModelSettings,
     Preprocessing,
@@ -90,6 +91,10 @@ def profile(classifiers: Sequence[Classifier], *, batch_size: int = 16, repeats:
 def untrained(name: str, *, rpc: RPCSettings | None = None, img_size: int = 224, num_classes: int = 1000) -> Classifier:
     """A model of a named size (patch 16, ImageNet's normalisation) or `timm:NAME`, with fresh weights."""
     family, size = split_name(name)
+    if family.startswith(RPC_TIMM + "timm:"):
+        family = family.removeprefix(RPC_TIMM)
+    elif family not in FAMILIES or not FAMILIES[family].pursues:
+        rpc = None
     side, mean, std = img_size, IMAGENET_MEAN, IMAGENET_STD
     if family.startswith("timm:"):
         configuration = timm.get_pretrained_cfg(family.removeprefix("timm:"))
@@ -107,7 +112,7 @@ def untrained(name: str, *, rpc: RPCSettings | None = None, img_size: int = 224,
             "width": width,
             "depth": depth,
             "heads": heads,
-            "rpc": rpc if family in FAMILIES and FAMILIES[family].pursues else None,
+            "rpc": rpc,
         },
         f"model {name}",
     )

@@ -10,55 +10,49 @@ surrogate is the model itself, so that a suite gives it as many tries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from robustkpca.models.attention import Gradient, MultiHeadAttention, RPCAttention, attention, principal_attention
+from robustkpca.models.attention import Gradient, Pursuit, attention, principal_attention
 from robustkpca.models.classifier import Classifier
 from robustkpca.suites.attack import Through
 
-Attend = Callable[[RPCAttention, Tensor | None, Tensor, Tensor], Tensor]
+# Of Pursuit.path: queries (None where keys are), keys and values (B, H, N, D), and mask and dropout by name.
+Attend = Callable[[Pursuit, Tensor | None, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
 def _with(gradient: Gradient) -> Attend:
-    def attend(a: RPCAttention, q: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
-        return principal_attention(k, v, q=q, iterations=a.iterations, lam=a.lam, gradient=gradient)
+    def attend(a: Pursuit, q: Tensor | None, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
+        return principal_attention(
+            k, v, q=q, iterations=a.iterations, lam=a.lam, scope=a.scope, gradient=gradient, **given
+        )
 
     return attend
 
 
-def _iterated(a: RPCAttention, q: Tensor | None, k: Tensor, v: Tensor, iterations: int) -> Tensor:
-    """The answer of all iterations, the gradient of `iterations` (0: of plain attention)."""
-    near = principal_attention(k, v, q=q, iterations=iterations, lam=a.lam) if iterations else attention(q, k, v)
-    fixed = None if q is None else q.detach()
-    true = principal_attention(k.detach(), v.detach(), q=fixed, iterations=a.iterations, lam=a.lam)
-    return near + (true - near).detach()
+def _iterated(share: float) -> Attend:
+    """The answer of all iterations, the gradient of a share of their number (of none: of plain attention)."""
+
+    def attend(a: Pursuit, q: Tensor | None, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
+        n = int(share * a.iterations)
+        settings = {"lam": a.lam, "scope": a.scope, **given}
+        near = principal_attention(k, v, q=q, iterations=n, **settings) if n else attention(q, k, v, **given)
+        fixed = None if q is None else q.detach()
+        true = principal_attention(k.detach(), v.detach(), q=fixed, iterations=a.iterations, **settings)
+        return near + (true - near).detach()
+
+    return attend
 
 
 SURROGATES: dict[Through, Attend] = {
     "constant-sparse": _with("constant-sparse"),
     "straight-through": _with("straight-through"),
-    "half-iterations": lambda a, q, k, v: _iterated(a, q, k, v, a.iterations // 2),
-    "double-iterations": lambda a, q, k, v: _iterated(a, q, k, v, 2 * a.iterations),
-    "symvit": lambda a, q, k, v: attention(q, k, v),
+    "half-iterations": _iterated(0.5),
+    "double-iterations": _iterated(2),
+    "symvit": lambda a, q, k, v, given: attention(q, k, v, **given),
 }
-
-
-class _Through(MultiHeadAttention):
-    """An RPCAttention's layers with another `attend`; in eval mode, without mask."""
-
-    def __init__(self, attention: RPCAttention, attend: Attend) -> None:
-        super().__init__(attention.num_heads * attention.head_dim, attention.num_heads, device="meta")
-        self.parts, self.qkv, self.proj = attention.parts, attention.qkv, attention.proj
-        self.attention, self.by = [attention], attend  # in a list: not a submodule a second time
-
-    def attend(
-        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
-    ) -> Tensor:
-        return self.by(self.attention[0], q, k, v)
-
-
 _made: WeakKeyDictionary[Classifier, dict[Through, Classifier]] = WeakKeyDictionary()
 
 
@@ -69,9 +63,8 @@ def surrogate(classifier: Classifier, through: Through) -> Classifier:
     made = _made.setdefault(classifier, {})
     if through not in made:
         twin = classifier.twin()
-        for module in list(twin.network.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, RPCAttention):
-                    setattr(module, name, _Through(child, SURROGATES[through]))
-        made[through] = twin.eval()
+        for module in twin.network.modules():
+            if isinstance(module, Pursuit):
+                module.path = SURROGATES[through]
+        made[through] = twin
     return made[through]

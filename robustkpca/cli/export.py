@@ -180,14 +180,16 @@ def _before_and_after(part: pd.DataFrame) -> str:
 def _again(record: ModelRecord) -> ModelOptions:
     """How a model is loaded that a run says this of."""
     from robustkpca.models.options import ModelOptions, is_model
+    from robustkpca.models.settings import RPC_TIMM, TIMM
 
     settings, source = record.vision, record.source
     values: dict[str, object] = {"name": record.given_name, "group": record.group}
     values["weights"] = record.weight_choice or "raw"
     if (name := source.removeprefix("embedded:")) != source or is_model(name):
-        values["model"] = name
+        values["model"] = f"{RPC_TIMM}{name}" if name.startswith(TIMM) and settings and settings.rpc else name
     else:
         family = settings.family if settings is not None else "own:"
+        family = f"{RPC_TIMM}{family}" if family.startswith(TIMM) and settings and settings.rpc else family
         values |= {"checkpoint": source, "model": None if family.startswith("own:") else family}
     if settings is not None and settings.rpc is not None:
         rpc = settings.rpc

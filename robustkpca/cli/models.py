@@ -35,4 +35,5 @@ def models(
                 f"{title}, width {width}, depth {depth}, {heads} heads: give --checkpoint FILE, or train",
             )
     entry("timm:NAME", "any timm model, with its pretrained weights or --checkpoint FILE")
+    entry("rpc-timm:NAME", "the same with RPC-Attention put in: --iterations, --lambda and --layers")
     entry("package.module:object", "a Classifier of your own, or a function that returns one")

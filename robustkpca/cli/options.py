@@ -37,7 +37,9 @@ def complete_models(incomplete: str) -> list[str]:
 
     embedded = [file.stem for file in (Path(__file__).parents[1] / "embedded").glob("*.safetensors")]
     sized = [f"{family}-{size}" for family in FAMILIES for size in SIZES]
-    return [name for name in sorted({*embedded, *FAMILIES, *sized, "timm:"}) if name.startswith(incomplete)]
+    return [
+        name for name in sorted({*embedded, *FAMILIES, *sized, "timm:", "rpc-timm:"}) if name.startswith(incomplete)
+    ]
 
 
 def complete_families(incomplete: str) -> list[str]:
@@ -92,8 +94,8 @@ def complete_layers(incomplete: str) -> list[str]:
 MODELS, DATA, ATTACKS, WORK, OUTPUT = "Models", "Data", "Attacks", "How the work is done", "Output"
 
 MODEL_HELP = (
-    "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, or package.module:object of your own; "
-    "its own settings after it: NAME,checkpoint=FILE,iterations=4."
+    "Embedded name, FAMILY[-SIZE] (see `models`) with --checkpoint, timm:NAME, rpc-timm:NAME, or "
+    "package.module:object of your own; its own settings after it: NAME,checkpoint=FILE,iterations=4."
 )
 MODELS_HELP = "TOML file with a table `model` for each: model, checkpoint, name, group, weights, iterations, ..."
 DATA_HELP = "Data set (see `datasets`): NAME, NAME:DIR, or package.module:object of your own."

@@ -116,13 +116,13 @@ def _weighed_or_untrained(options: ModelOptions, device: str | torch.device) -> 
     """
     from robustkpca.extensions import is_import_path
     from robustkpca.models.loading import load_model
-    from robustkpca.models.settings import EMBEDDED, PURSUING, RPCSettings, split_name
+    from robustkpca.models.settings import EMBEDDED, PURSUING, RPC_TIMM, RPCSettings, split_name
     from robustkpca.profile import untrained
 
     name = options.model
     if name is None or options.checkpoint is not None or name in EMBEDDED or is_import_path(name):
         return load_model(options, device)
-    pursues = split_name(name)[0] in PURSUING
+    pursues = split_name(name)[0] in PURSUING or name.startswith(RPC_TIMM + "timm:")
     lacking = options.given & {"weights", "heads", "classes", *(() if pursues else ("iterations", "lam", "layers"))}
     if lacking:
         flags = ", ".join(map(options.text_of, sorted(lacking)))

@@ -292,9 +292,33 @@ class SymmetricAttention(MultiHeadAttention):
     parts = 2
 
 
-class RPCAttention(MultiHeadAttention):
-    """Attention by PAP: the parameters of (a)symmetric attention, with settings `iterations` (n), `lam` (lambda) and,
-    under masks, `scope` (see `penalty`)."""
+class Pursuit:
+    """What modules with RPC-Attention have in common.
+
+    iterations: n. lam: lambda. scope: under masks, see `penalty`. watch: see `principal_attention`. path: in place of
+    PAP, for attacks.
+    """
+
+    iterations: int
+    lam: float
+    scope: Scope | None = None
+    watch: Watch | None = None
+    path: Callable[[Pursuit, Tensor | None, Tensor, Tensor, dict[str, Any]], Tensor] | None = None
+
+    def pursue(
+        self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
+    ) -> Tensor:
+        """PAP on the keys, (B, H, N, D) each."""
+        settings: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "dropout": dropout}
+        if self.path is not None:
+            return self.path(self, q, k, v, settings)
+        return principal_attention(
+            k, v, q=q, iterations=self.iterations, lam=self.lam, scope=self.scope, watch=self.watch, **settings
+        )
+
+
+class RPCAttention(Pursuit, MultiHeadAttention):
+    """Attention by PAP, over the parameters of (a)symmetric attention."""
 
     def __init__(
         self,
@@ -308,23 +332,11 @@ class RPCAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, **rest)
         self.iterations, self.lam, self.scope = iterations, lam, scope
-        self.watch: Watch | None = None
 
     def attend(
         self, q: Tensor | None, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout: float
     ) -> Tensor:
-        return principal_attention(
-            k,
-            v,
-            q=q,
-            iterations=self.iterations,
-            lam=self.lam,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            dropout=dropout,
-            scope=self.scope,
-            watch=self.watch,
-        )
+        return self.pursue(q, k, v, attn_mask, is_causal, dropout)
 
     def extra_repr(self) -> str:
         return f"iterations={self.iterations}, lam={self.lam}"

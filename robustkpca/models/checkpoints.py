@@ -22,7 +22,7 @@ from robustkpca.errors import CheckpointError, SpecError, brief, unknown
 from robustkpca.files import write_whole
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.families import BUILT_IN, FAMILIES, alike
-from robustkpca.models.networks import build_network
+from robustkpca.models.networks import build_network, pursue_in
 from robustkpca.models.origin import Origin, overrides_of, recipe_of
 from robustkpca.models.position_embeddings import KEY, fit, resample, square_grid, squared
 from robustkpca.models.position_embeddings import SIZES as SIDES
@@ -32,6 +32,7 @@ from robustkpca.models.settings import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     PURSUING,
+    RPC_TIMM,
     SIZES,
     TIMM,
     TRAINED_AS,
@@ -84,7 +85,8 @@ def load_classifier(
     """A classifier by name, by file, or both.
 
     `model`: an embedded model (EMBEDDED), a family of FAMILIES with or without a size (`rpc-symvit-tiny`) and a
-    `checkpoint`, or what timm resolves, `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given).
+    `checkpoint`, or what timm resolves, `timm:NAME` or `hf-hub:ID` (pretrained weights unless `checkpoint` is given),
+    and with `rpc-` before it RPC-Attention put into its attention.
     `options`: see LoadSettings. Loading is strict. What was done to a file's weights is in the classifier's `notes`.
 
     Raises:
@@ -101,9 +103,10 @@ def load_classifier(
         raise SpecError("expected a model name or a checkpoint")
     rpc = {"iterations": options.get("iterations"), "lambda": options.get("lam"), "layers": options.get("layers")}
     overrides = {name: value for name, value in rpc.items() if value is not None}
-    if model is not None and model.startswith(TIMM):
-        _refuse_settings(model, checkpoint, overrides, weights, heads)
-        return _load_timm(model, checkpoint, weights, img_size, classes).to(device)
+    if model is not None and (name := model.removeprefix(RPC_TIMM)).startswith(TIMM):
+        put_in = _rpc_of(model, overrides) if name != model else None
+        _refuse_settings(model, checkpoint, {} if put_in else overrides, weights, heads)
+        return _load_timm(name, checkpoint, weights, img_size, classes, put_in).to(device)
     if checkpoint is None:
         assert model is not None
         if model not in EMBEDDED:
@@ -140,6 +143,13 @@ def load_classifier(
     contradicting = overrides_of(settings, recorded, _recorded_rpc(file), side)
     classifier.origin = Origin(weights, contradicting, *recipe_of(file.training))
     return classifier
+
+
+def _rpc_of(model: str, settings: Mapping[str, Any]) -> RPCSettings:
+    """Settings of RPC-Attention that is put into another model, which says none itself."""
+    if missing := [flag for flag in ("iterations", "lambda") if flag not in settings]:
+        raise SpecError(f"model {model}: expected --iterations and --lambda, got no {' and no '.join(missing)}")
+    return RPCSettings.parse({"layers": "first"} | dict(settings), f"model {model}")
 
 
 def _refuse_settings(
@@ -364,7 +374,12 @@ def _shape(state: Mapping[str, Tensor], about: str) -> tuple[int, int, int]:
 
 
 def _load_timm(
-    model: str, checkpoint: Path | str | None, which: Which, img_size: int | None, classes: tuple[str, ...]
+    model: str,
+    checkpoint: Path | str | None,
+    which: Which,
+    img_size: int | None,
+    classes: tuple[str, ...],
+    rpc: RPCSettings | None = None,
 ) -> Classifier:
     name = model.removeprefix("timm:")
     known = name.startswith("hf-hub:") or name in timm.list_models() or name in timm.list_models(pretrained=True)
@@ -405,9 +420,12 @@ def _load_timm(
             },
             "num_classes": int(network.num_classes),
             "classes": classes or CLASS_LISTS.get(network.num_classes, ()),
+            "rpc": rpc,
         },
         model,
     )
+    if rpc:
+        notes.append(pursue_in(network, settings))
     classifier = Classifier(network, settings, source=str(checkpoint) if checkpoint else model, notes=tuple(notes))
     classifier.origin = Origin(which)
     return classifier

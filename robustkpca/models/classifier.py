@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from robustkpca.errors import CheckpointError, SpecError
 from robustkpca.models.attention import (
     MultiHeadAttention,
-    RPCAttention,
+    Pursuit,
 )
 from robustkpca.models.origin import Origin
 from robustkpca.models.settings import ModelSettings
@@ -217,7 +217,7 @@ class Classifier(nn.Module):
     @property
     def pursues(self) -> bool:
         """Whether it has RPC-Attention."""
-        return any(isinstance(m, RPCAttention) for m in self.network.modules())
+        return any(isinstance(m, Pursuit) for m in self.network.modules())
 
     @property
     def device(self) -> torch.device:

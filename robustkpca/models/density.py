@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from robustkpca.models.attention import RPCAttention
+from robustkpca.models.attention import Pursuit
 from robustkpca.models.classifier import Classifier
 
 
@@ -19,7 +19,7 @@ def density(classifier: Classifier, images: Tensor, batch_size: int) -> dict[str
 
     images: (B, C, H, W) in [0, 1]; `batch_size` bounds the memory and changes nothing else.
     """
-    layers = {name: m for name, m in classifier.network.named_modules() if isinstance(m, RPCAttention)}
+    layers = {name: m for name, m in classifier.network.named_modules() if isinstance(m, Pursuit)}
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     parts: dict[str, list[Tensor]] = {name: [] for name in layers}
     for name, layer in layers.items():

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import timm
+import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -18,6 +19,7 @@ from robustkpca.models.attention import (
     SymmetricAttention,
 )
 from robustkpca.models.families import FAMILIES
+from robustkpca.models.pursuit_in_timm import put_into
 from robustkpca.models.settings import ModelSettings
 
 
@@ -33,11 +35,23 @@ def build_network(settings: ModelSettings) -> nn.Module:
             raise SpecError(
                 unknown("timm model", name, timm.list_models(name.split("_")[0] + "*") or ["see timm.list_models()"])
             )
-        return timm.create_model(name, num_classes=settings.num_classes)
+        network = timm.create_model(name, num_classes=settings.num_classes)
+        if settings.rpc:
+            pursue_in(network, settings)
+        return network
     network = FAMILIES[settings.family].network(settings)
     if not isinstance(network, nn.Module):
         raise SpecError(f"model {settings.family}: expected a torch.nn.Module, got {type(network).__name__}")
     return network
+
+
+def pursue_in(network: nn.Module, settings: ModelSettings) -> str:
+    """Put the RPC-Attention of `settings` into a network of timm's; see `put_into`."""
+    assert settings.rpc is not None
+    p = settings.preprocessing
+    device = next((x.device for x in network.parameters()), torch.device("cpu"))
+    images = torch.zeros(2, p.channels, p.img_size, p.img_size, device=device)
+    return put_into(network.eval(), settings.rpc, images, settings.title)
 
 
 def vit(settings: ModelSettings) -> nn.Module:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from robustkpca.config import Frozen, composed, read_text, read_toml
 from robustkpca.errors import SpecError, unknown
 from robustkpca.extensions import is_import_path
-from robustkpca.models.settings import EMBEDDED, TIMM, Layers, layers_of, split_name
+from robustkpca.models.settings import EMBEDDED, RPC_TIMM, TIMM, Layers, layers_of, split_name
 
 NO_FILE = "embedded"  # stands for no file in a list of checkpoints
 _BETWEEN = re.compile(r",|(?<![eE])\+")  # several values: 1,2,4 or 1+2+4, and 1e+2 is one
@@ -192,7 +192,7 @@ def _flag(word: str) -> str:
 
 def _check_model(name: str) -> None:
     """Raise SpecError for what is no model's name. Whether timm has a model, and code of others, is not looked at."""
-    if name not in EMBEDDED and not name.startswith(TIMM) and not is_import_path(name):
+    if name not in EMBEDDED and not name.removeprefix(RPC_TIMM).startswith(TIMM) and not is_import_path(name):
         split_name(name)
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "PURSUING",
+    "RPC_TIMM",
     "SIZES",
     "TIMM",
     "TRAINED_AS",
@@ -60,6 +61,7 @@ EMBEDDED: dict[str, str] = {
     "rpc-symvit-2iter-all": "rpc-symvit-2iter-all.safetensors",
 }
 TIMM = ("timm:", "hf-hub:")  # model names that timm resolves
+RPC_TIMM = "rpc-"  # before such a name: with RPC-Attention put in
 
 Layers = Literal["first", "all"] | tuple[int, ...]  # which layers run RPC-Attention; numbers count from 1
 
@@ -225,7 +227,8 @@ class ModelSettings(Frozen):
     def title(self) -> str:
         """The name as the paper's tables write it, e.g. `RPC-SymViT-tiny (4iter/layer1)`."""
         if self.family.startswith(_ELSEWHERE):
-            return self.family.removeprefix("timm:").removeprefix("own:")
+            name = self.family.removeprefix("timm:").removeprefix("own:")
+            return f"RPC {name} ({self.rpc.label})" if self.rpc else name
         size = self.size or f"w{self.width}d{self.depth}h{self.heads}"
         return f"{FAMILIES[self.family]}-{size}" + (f" ({self.rpc.label})" if self.rpc else "")
 
@@ -237,8 +240,8 @@ class ModelSettings(Frozen):
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """`rpc-symvit-tiny` -> (`rpc-symvit`, `tiny`); `symvit` -> (`symvit`, None); `timm:X` stays whole."""
-    if name.startswith("timm:") or name in FAMILIES:
+    """`rpc-symvit-tiny` -> (`rpc-symvit`, `tiny`); `symvit` -> (`symvit`, None); `timm:X`, `rpc-timm:X` stay whole."""
+    if name.removeprefix(RPC_TIMM).startswith("timm:") or name in FAMILIES:
         return name, None
     family, _, size = name.rpartition("-")
     if family in FAMILIES and size in SIZES:
