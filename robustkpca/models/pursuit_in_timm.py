@@ -117,7 +117,8 @@ def put_into(network: nn.Module, rpc: RPCSettings, images: Tensor, title: str) -
     chosen = [name for name in chosen if name not in refused]
     for name in chosen:
         module: Any = network.get_submodule(name)
-        module.__class__ = _pursuing(type(module))
+        kind: Any = type(module)
+        module.__class__ = _pursuing(kind)
         module.iterations, module.lam = rpc.iterations, rpc.lam
     shown = ", ".join(chosen[:_LISTED]) + (", ..." if len(chosen) > _LISTED else "")
     left = f"; as it was: {_reasons(refused)}" if refused else ""

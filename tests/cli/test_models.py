@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -75,6 +76,7 @@ def imagenet(tmp_path_factory):
     state = build_network(settings).state_dict()
     torch.save(state, folder / "symvit.pth")
     torch.save({"model": state, "model_ema": state}, folder / "rpc.pth")
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), folder / "vit.pth")
     block = re.search(r"```toml\n(\[\[model\]\]\nmodel = .+?)```", README, re.DOTALL)
     (folder / "models.toml").write_text(block[1])
     return folder
@@ -95,6 +97,7 @@ def test_the_commands_of_the_readme_run_as_printed(imagenet, number):
         1: ["baseline", "ours"],
         2: [f"RPC-SymViT-tiny ({n}iter/layer1, lambda {lam})" for lam in (1, 4) for n in (1, 2, 4)],
         3: ["baseline", "RPC-SymViT-tiny (4iter/layer1)"],
+        4: ["vit_tiny_patch16_224", "RPC vit_tiny_patch16_224 (4iter/layer1)"],
     }
     assert len(COMMANDS) == len(expected)
     assert [re.sub(r"\), lambda (\d)", r", lambda \1)", m) for m in run.models] == expected[number]
