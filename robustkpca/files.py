@@ -108,6 +108,8 @@ class Outputs(Folder):
     def __init__(self, path: Path) -> None:
         """Raises RunError for a folder that is neither new nor empty, and not of this kind."""
         try:
+            if path.exists() and not path.is_dir():
+                raise RunError(f"{path}: expected a folder, got a file")
             begun = path.exists() and any(path.iterdir())
         except OSError as error:
             raise OutputError(f"{path}: {error.strerror or error}") from None

@@ -84,7 +84,7 @@ def test_latex(name):
         def texts(self, *, bold):
             return frame({f"{name} a": [name, "1"], f"{name} b": ["2", name]}, [name, "b"])
 
-    shown = render(Results(), "latex", caption=name, label=name)
+    shown = render(Results(), "latex", caption=name)
     assert readable(shown)
     assert len(shown.splitlines()) == 17
     rows = [line for line in shown.splitlines() if not line.startswith("%")]

@@ -10,7 +10,7 @@ import typer
 from robustkpca.cli.options import DATA_HELP, Device, ModelFlags, StoredRuns, takes_models
 from robustkpca.cli.show import print_table, say, wrote
 from robustkpca.cli.start import asked_data, asked_models, import_code, interruptible, load, pick_device, progress_bar
-from robustkpca.errors import SpecError, unknown
+from robustkpca.errors import CheckpointError, SpecError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,8 @@ def export(
     runs: StoredRuns,
     flags: ModelFlags,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures of a report, each as PDF and as SVG.")
+        Path | None,
+        typer.Option(help="Folder for a report's figures, as PDF and SVG; its own earlier files are replaced."),
     ] = None,
     images: Annotated[
         Path | None,
@@ -124,7 +125,11 @@ def _plan(run: Run, flags: ModelFlags, data: str | None, device: str) -> Plan:
 
     samples = load_samples(data or request.data.name, limit=run.n, seed=request.seed)
     options = Options(request.seed, request.batch_size, request.data.argmax == ALL_CLASSES, force=True)
-    return Plan(load(asked, where), samples, run.suites, options)
+    try:
+        loaded = load(asked, where)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. Models that lie elsewhere now: --model, --checkpoint") from None
+    return Plan(loaded, samples, run.suites, options)
 
 
 def _written(
@@ -134,7 +139,10 @@ def _written(
     from robustkpca.evaluation.attacked_images import INDEX, export_images
     from robustkpca.evaluation.loop import Resources
 
-    with interruptible(lambda: f"{folder} is not complete, and has no {INDEX}"), progress_bar() as progress:
+    with (
+        interruptible(lambda: f"{folder} is not complete and has no {INDEX}; remove it, or choose another"),
+        progress_bar() as progress,
+    ):
         bar = progress.add_task("images", total=None)
         resources = Resources(
             on_progress=lambda now: progress.update(bar, completed=now.done, total=now.total, description=now.model),
@@ -152,12 +160,15 @@ def _show(run: Run, plan: Plan, folder: Path, index: pd.DataFrame) -> bool:
     images = (index["attack"] + " " + index["budget"]).str.strip().rename("image")
     parts = {model: part.groupby(images, sort=False) for model, part in index.groupby("model", sort=False)}
     n = index.groupby(["model", images]).size().iloc[0]
+    over = ""
+    if index["distance_8bit"].notna().any():
+        count = int(index["over_budget_8bit"].sum())
+        over = f" After: {count} of {len(index)} files are over their budget."
     print_table(
         f"Accuracy (%) on attacked images before → after rounding to 8 bits, n = {n}",
         pd.DataFrame({model: part.apply(_before_and_after) for model, part in parts.items()}),
         [
-            f"Before: of run {run.request.fingerprint}. After: {int(index['over_budget_8bit'].sum())} of {len(index)} "
-            "files are over their budget.",
+            f"Before: of run {run.request.fingerprint}.{over}",
             f"wrote {folder}; its {INDEX} has a line for each file, with answers and distances before and after",
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
-BOLD = "\ue000{}\ue001"  # how a table's text marks its best results, for `print_table`
+_MARKS = "\ue000\ue001"
+BOLD = "{}".join(_MARKS)  # how a table's text marks its best results, for `print_table`
 _COLOURS = {"fail": "bold red", "warn": "bold yellow", "pass": "green"}
 
 
@@ -70,7 +72,7 @@ def print_table(title: str, cells: pd.DataFrame, notes: Sequence[str]) -> None:
     number and no head is folded within a word; a longer word of a head stands in a legend instead."""
     import pandas as pd
 
-    texts = cells.map(lambda cell: _two_lines(_line(str(cell), out)))
+    texts = cells.map(lambda cell: _two_lines(_marked(str(cell))))
     texts.index = pd.Index([_line(str(name), out) for name in cells.index], name=_line(str(cells.index.name), out))
     legend: dict[str, str] = {}
     texts.columns = pd.Index([_head(_line(str(head), out), legend) for head in cells.columns])
@@ -125,7 +127,7 @@ def _cells(text: str) -> int:
 
 
 def _plain(text: str) -> str:
-    return "".join(c for c in text if c not in BOLD)
+    return "".join(c for c in text if c not in _MARKS)
 
 
 def _blocks(texts: pd.DataFrame, width: int) -> list[list[int]]:
@@ -153,10 +155,9 @@ def _print_block(title: str, texts: pd.DataFrame) -> None:
     room = out.width - 1 - _BORDER * (len(needed) + 1)
     names = max(1, min(names, room - sum(needed)))
     room -= names
-    widths: list[int] = []
-    for i, head in enumerate(texts.columns):  # heads on one line where there is room
-        spare = max(0, room - sum(needed[i:]) - sum(widths))
-        widths.append(min(needed[i] + spare, max(needed[i], _cells(head))))
+    widths = [max(least, _cells(head)) for least, head in zip(needed, texts.columns, strict=True)]
+    if sum(widths) > room:  # heads stand on one line where there is room for all of them
+        widths = needed
     shown = Table(title=Text(title), title_justify="left", title_style="bold")
     shown.add_column(Text(str(texts.index.name)), overflow="fold", width=names)
     for head, width in zip(texts.columns, widths, strict=True):
@@ -164,6 +165,11 @@ def _print_block(title: str, texts: pd.DataFrame) -> None:
     for name, row in zip(texts.index, texts.to_numpy().tolist(), strict=True):
         shown.add_row(Text(name), *map(_styled, row))
     out.print(shown)
+
+
+def _marked(cell: str) -> str:
+    """As `_line`; the marks of BOLD stay."""
+    return "".join(part if part and part in _MARKS else _line(part, out) for part in re.split(f"([{_MARKS}])", cell))
 
 
 def _two_lines(cell: str) -> str:

@@ -94,7 +94,8 @@ def asked_models(
 def refuse_missing(files: Sequence[str | None]) -> None:
     """Raises CheckpointError where every model is a file that is not there; of some, the others are evaluated."""
     if all(file is not None and (no_file(Path(file)) is not None) for file in files):
-        raise CheckpointError("; ".join(f"checkpoint {file}: {no_file(Path(str(file)))}" for file in files))
+        lines = (f"checkpoint {file}: {no_file(Path(str(file)))}" for file in dict.fromkeys(files))
+        raise CheckpointError("; ".join(lines))
 
 
 def asked_data(data: str, in_distribution: str | None = None) -> Source | None:

@@ -21,7 +21,9 @@ def table(
         bool, typer.Option(help="Mark what differs from the first row on the same samples.")
     ] = False,
     reference: Reference = False,
-    caption: Annotated[str | None, typer.Option(help="LaTeX: the caption instead of the table's title.")] = None,
+    caption: Annotated[
+        str | None, typer.Option(help="LaTeX: the caption, plain text, instead of the table's title.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="LaTeX: the label instead of tab:LAYOUT.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
 ) -> None:
@@ -30,14 +32,16 @@ def table(
     from robustkpca.report.formats import render
     from robustkpca.runs.run import Run
 
-    if form != "latex" and (caption or label):
+    if form != "latex" and (caption is not None or label is not None):
         raise SpecError("--caption, --label: they are of --format latex")
     results = paper_tables.LAYOUTS[layout]([Run.open(path) for path in runs])
     options = {"intervals": intervals, "significance": significance, "reference": reference}
     if form == "rich" and out_file is None:
         print_results(results, **options)
         return
-    text = render(results, "markdown" if form == "rich" else form, caption, label or f"tab:{layout}", **options)
+    text = render(
+        results, "markdown" if form == "rich" else form, caption, f"tab:{layout}" if label is None else label, **options
+    )
     if out_file is None:
         print(text, end="")
         return

@@ -43,7 +43,7 @@ def load_models(
     loaded = [model for route in routes for model in route.load(load or load_model, device, alone=len(models) == 1)]
     failed = [model.reason for model in loaded if isinstance(model, Unusable)]
     if loaded and len(failed) == len(loaded):
-        raise CheckpointError("; ".join(failed))
+        raise CheckpointError("; ".join(dict.fromkeys(failed)))
     for field in ModelOptions.model_fields:
         if field in shared.given and (line := _routed(shared.text_of(field), field, routes)) and on_notice:
             on_notice(line)

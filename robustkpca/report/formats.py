@@ -21,22 +21,31 @@ _BOLD: dict[str, tuple[str, str]] = {
     "csv": ("", ""),
 }
 FORMATS = tuple(_BOLD)
-_LABEL = re.compile(r"[^A-Za-z0-9:._/-]+")  # what a label of LaTeX had better not hold
+_LABEL = re.compile(r"[A-Za-z0-9:._/-]+")  # a label of LaTeX
 
 
 def render(table: Table, form: str, caption: str | None = None, label: str | None = None, **options: bool) -> str:
     """The table in one of FORMATS, with its title and notes; options are those of `Table.texts`.
 
-    caption, label: of LaTeX; by default the title, and `tab:robustkpca`.
+    caption, label: of LaTeX, as plain text; by default the title, and `tab:robustkpca`. Raises SpecError for a format
+    or label that there cannot be.
     """
     if form not in _BOLD:
         raise SpecError(unknown("format", form, FORMATS))
+    if label is not None and not _LABEL.fullmatch(label):
+        raise SpecError(f"--label: expected letters, digits and : . _ / -, got {label!r}")
     cells = table.texts(bold=f"{_ON}{{}}{_OFF}", **options)
     if form == "csv" and table.n is not None:  # it has no notes that would say so
         cells.insert(0, "n", str(table.n))
     below = [*notes(table, **options), *table.receipt]
     if form == "latex":
-        text = _latex(caption or table.title, label or "tab:robustkpca", cells, table.groups(cells), below)
+        text = _latex(
+            table.title if caption is None else caption,
+            "tab:robustkpca" if label is None else label,
+            cells,
+            table.groups(cells),
+            below,
+        )
     else:
         text = {"markdown": _markdown, "html": _html, "csv": _csv}[form](table.title, cells, below)
     on, off = _BOLD[form]
@@ -115,7 +124,7 @@ def _latex(caption: str, label: str, cells: pd.DataFrame, groups: Sequence[str],
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{escape.latex(caption)}}}",
-            rf"\label{{{_LABEL.sub('-', label)}}}",
+            rf"\label{{{label}}}",
             rf"\begin{{tabular}}{{l{'r' * len(cells.columns)}}}",
             *body,
             r"\bottomrule",

@@ -48,6 +48,13 @@ def test_every_figure_is_whole(printed, width, encoding, columns, rows):
     assert "top-1" in text
 
 
+def test_what_is_bold_is_plain_where_the_encoding_has_no_marks(printed):
+    cells = pd.DataFrame({"one": ["\ue00095.00\ue001 (1–2)"]}, index=pd.Index(["a"], name="model"))
+    shown = printed(80, "ascii", "t", cells)
+    assert "95.00" in shown
+    assert "ue000" not in shown
+
+
 def test_long_words_of_heads_stand_in_a_legend(printed):
     cells = table(4, 2, heads="my-own-suite-of-attacks/long-name {}")
     text = printed(80, "utf-8", "T", cells)

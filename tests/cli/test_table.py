@@ -26,6 +26,15 @@ def test_the_receipt_is_in_brief_on_the_terminal_and_whole_in_files(run, place):
         assert said not in shown
 
 
+def test_captions_and_labels_are_taken_as_they_are_or_refused(run, place):
+    latex = ("table", "run", "--layout", "budgets", "--format", "latex")
+    assert r"\caption{}" in call(*latex, "--caption", "", cwd=place).stdout
+    for label in ("", "a b", "a%"):
+        refused = call(*latex, "--label", label, cwd=place)
+        assert refused.returncode == 2
+        assert f"--label: expected letters, digits and : . _ / -, got {label!r}" in refused.stderr
+
+
 def test_odd_paths_are_printed_as_they_are(place):
     done = call(
         "eval",

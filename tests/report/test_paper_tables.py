@@ -193,7 +193,7 @@ def test_latex_has_groups_a_caption_and_a_label():
     for head, group in (("clean", ""), ("a_b 2/255", "a_b"), ("a_b 8/255", "a_b"), ("c 8/255", "c")):
         for k, model in enumerate(("one", "two")):
             table.add(model, Column(head, True, "basis", group=group), Entry(50.0 + k * (head != "clean")))
-    lines = [line for line in render(table, "latex", "A & B", "tab:a b").splitlines() if not line.startswith("%")]
+    lines = [line for line in render(table, "latex", "A & B", "tab:a-b").splitlines() if not line.startswith("%")]
     assert lines[2:9] == [
         r"\caption{A \& B}", r"\label{tab:a-b}", r"\begin{tabular}{lrrrr}", r"\toprule",
         r" &  & \multicolumn{2}{c}{a\_b} &  \\", r"\cmidrule(lr){3-4}",
