@@ -389,7 +389,9 @@ def test_when_memory_ends_smaller_portions_give_the_same_rows(noise_samples, tmp
     less = carry_out(Plan([hungry], noise_samples, suites), tmp_path / "less", Resources(on_notice=said.append))
     assert [line.partition(":")[0] for line in said] == [f"out of memory with {n} samples at once" for n in (30, 15)]
     pd.testing.assert_frame_equal(less.rows, whole.rows)
-    assert less.health == whole.health
+    (ours,), (theirs,) = less.health.values(), whole.health.values()
+    assert list(ours.pop("density").values()) == list(theirs.pop("density").values())  # of a layer with another name
+    assert ours == theirs
 
 
 def test_when_not_even_one_sample_fits_the_reason_is_kept(noise_samples, tmp_path):
