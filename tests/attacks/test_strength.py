@@ -201,7 +201,7 @@ def test_autoattack_beats_pgd_with_ten_restarts_on_an_embedded_model(tmp_path):
     samples = load_samples("fashion-mnist", limit=6)
     pgd = changed("pgd-best", "8/255", steps=20, restarts=10, loss="ce")
     run = evaluate(
-        [load_classifier("symvit")], samples, [load_suite("autoattack").with_eps(["8/255"]), pgd], tmp_path / "run"
+        [load_classifier("rpc-symvit")], samples, [load_suite("autoattack").with_eps(["8/255"]), pgd], tmp_path / "run"
     )
     found = accuracy_table(run).set_index("attack")["accuracy"]
     assert found[f"autoattack/{WORST}"] <= found["pgd-best"] <= found[CLEAN]
