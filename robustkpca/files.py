@@ -156,6 +156,16 @@ class Outputs(Folder):
         self.write(self.path / self.MARKER, partial(_put, text.encode()))
 
 
+def refuse_used(path: Path) -> None:
+    """Raises RunError for anything but a new or empty folder."""
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror or error}") from None
+    if used:
+        raise RunError(f"{path}: expected a new or empty folder")
+
+
 def refuse_links(root: Path, path: Path) -> None:
     """Raises RunError where `path`, or a folder on the way to it from `root`, is a link: it may lead anywhere."""
     for part in _below(root, path):

@@ -11,6 +11,7 @@ from robustkpca.cli.options import DATA_HELP, Device, ModelFlags, StoredRuns, ta
 from robustkpca.cli.show import print_table, say, wrote
 from robustkpca.cli.start import asked_data, asked_models, import_code, interruptible, load, pick_device, progress_bar
 from robustkpca.errors import CheckpointError, SpecError, unknown
+from robustkpca.files import refuse_used
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,10 @@ def export(
         raise SpecError("export: models, data, attacks and --float are of --images DIR")
     if images is not None and len(opened) > 1:
         raise SpecError(f"--images: expected one run, got {len(opened)}")
-    cells = _cells(opened[0], attack or (), budget or ()) if images is not None else ()
+    cells: Sequence[Cell] = ()
+    if images is not None:
+        cells = _cells(opened[0], attack or (), budget or ())
+        refuse_used(images)  # before torch is imported
     if figures is not None:
         from robustkpca.report import report
 
@@ -196,13 +200,12 @@ def _again(record: ModelRecord) -> ModelOptions:
     settings, source = record.vision, record.source
     values: dict[str, object] = {"name": record.given_name, "group": record.group}
     values["weights"] = record.weight_choice or "raw"
-    if (name := source.removeprefix("embedded:")) != source or is_model(name):
-        values["model"] = f"{RPC_TIMM}{name}" if name.startswith(TIMM) and settings and settings.rpc else name
-    else:
-        family = settings.family if settings is not None else "own:"
-        family = f"{RPC_TIMM}{family}" if family.startswith(TIMM) and settings and settings.rpc else family
-        values |= {"checkpoint": source, "model": None if family.startswith("own:") else family}
-    if settings is not None and settings.rpc is not None:
-        rpc = settings.rpc
+    rpc = settings.rpc if settings is not None else None
+    if (name := source.removeprefix("embedded:")) == source and not is_model(source):
+        values["checkpoint"] = source
+        name = settings.family if settings is not None else ""
+    if not name.startswith("own:"):
+        values["model"] = f"{RPC_TIMM}{name}" if rpc is not None and name.startswith(TIMM) else name or None
+    if rpc is not None:
         values |= {"iterations": rpc.iterations, "lambda": rpc.lam, "layers": [rpc.layers]}
     return ModelOptions.read(values, f"model {record.label}")

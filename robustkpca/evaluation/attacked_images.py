@@ -27,7 +27,7 @@ from robustkpca.errors import DataError, OutputError, RunError, SpecError
 from robustkpca.evaluation.loop import Progress, Resources
 from robustkpca.evaluation.plan import Plan
 from robustkpca.evaluation.units import Unit, Work
-from robustkpca.files import Folder, write_whole
+from robustkpca.files import Folder, refuse_used, write_whole
 from robustkpca.models.classifier import Classifier
 from robustkpca.models.model import Unusable
 from robustkpca.runs.folder import chunk_ranges
@@ -35,7 +35,7 @@ from robustkpca.runs.request import ModelRecord, differences
 from robustkpca.runs.run import Run
 from robustkpca.runtime.memory import Portions
 from robustkpca.suites.budget import Budget
-from robustkpca.suites.cell import CLEAN, CLEAN_CELL, AttackId, Cell
+from robustkpca.suites.cell import CLEAN, CLEAN_CELL, Cell
 from robustkpca.tasks.base import Chunk
 from robustkpca.tasks.batch import Batch
 from robustkpca.tasks.classification.task import CLASSIFICATION
@@ -75,11 +75,7 @@ def export_images(
         for cell in (CLEAN_CELL, *cells):
             if not (status := run.status(label, cell)).complete:
                 raise RunError(f"run {run.name}: {label}, {cell}: {status.text}; choose other --model or --attack")
-    try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path}: expected a new or empty folder")
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror or error}") from None
+    refuse_used(path)
     files = _Files(Folder(path), run, plan, first, floats=floats)
     parts = (_of_model(run, plan, number, label, files, cells, resources) for number, label in labels.items())
     chunks = pd.concat(itertools.chain(*parts))
@@ -170,40 +166,36 @@ def _of_model(
 ) -> Iterator[pd.DataFrame]:
     """The lines of the index, as the images of one model are written."""
     model, portions = plan.models[number], Portions(resources.on_notice, plan.options.batch_size)
+    classes = class_names(model.settings) or tuple(map(str, range(model.settings.num_classes)))
+    folders = _distinct([_class_folder(name) for name in classes])
     chunks = [c for c in chunk_ranges(len(plan.samples), plan.options.batch_size) if c.start < files.n]
     for unit, inputs in Work([Unit(number, c) for c in chunks], plan.readers(resources.cache)):
         if isinstance(inputs, DataError):
             raise inputs
         chunk = Chunk(plan.task, model, label, plan.samples, unit.samples, inputs, plan.options.seed, portions)
-        yield from _Part(run, plan.task.batch(chunk), unit.samples, files).made(plan.jobs, cells)
+        yield from _Part(run, plan.task.batch(chunk), unit.samples, files, folders).made(plan.jobs, cells)
         if resources.on_progress:
             resources.on_progress(Progress(label, "", min(unit.samples.stop, files.n), files.n))
 
 
 class _Part:
-    """One chunk of samples on one model."""
+    """One chunk of samples on one model. `folders`: by class."""
 
-    def __init__(self, run: Run, batch: Batch, numbers: range, files: _Files) -> None:
-        self.run, self.batch, self.files = run, batch, files
+    def __init__(self, run: Run, batch: Batch, numbers: range, files: _Files, folders: Sequence[str]) -> None:
+        self.run, self.batch, self.files, self.folders = run, batch, files, folders
         self.numbers = range(numbers.start, min(numbers.stop, files.n))  # of the samples that are written
         self.left: dict[tuple[str, Budget], Tensor] = {}  # by suite, of cascades: the images so far
-        settings = batch.model.settings
-        classes = class_names(settings) or tuple(map(str, range(settings.num_classes)))
-        self.folders = _distinct([_class_folder(name) for name in classes])
 
     def made(self, jobs: Sequence[Job], cells: Sequence[Cell]) -> Iterator[pd.DataFrame]:
         again = self.batch.clean_rows([CLEAN_CELL] * len(self.batch.ids))
         self.batch.note_clean(self.rows(CLEAN_CELL))
         yield self.written(CLEAN_CELL, again, self.batch.inputs)
+        asked = {(cell.attack.suite, cell.budget) for cell in cells}  # a cascade is made from its beginning
         for job in jobs:
             for budget in job.suite.budgets:
                 cell = Cell(job.id, budget)
-                if job.after is None and cell in cells:
-                    yield self.written(cell, *self.batch.perturbed(job, budget), job)
-                elif job.after is not None and any(
-                    (c.attack.suite, c.budget) == (job.suite.name, budget) for c in cells
-                ):
-                    again, images = self.cascaded(job, job.after, budget)
+                if cell in cells or (job.after is not None and (job.suite.name, budget) in asked):
+                    again, images = self.perturbed(job, budget)
                     if cell in cells:
                         yield self.written(cell, again, images, job)
 
@@ -211,14 +203,14 @@ class _Part:
         """The run's rows of these samples, in their order."""
         return self.run.cell_rows(self.batch.label, cell).loc[self.batch.ids].reset_index()
 
-    def cascaded(self, job: Job, after: AttackId, budget: Budget) -> tuple[pd.DataFrame, Tensor]:
-        """The rows of an attack of a cascade, and the images with those that attacks before it broke."""
-        before = self.rows(CLEAN_CELL if after == CLEAN_CELL.attack else Cell(after, budget))
-        again, images = self.batch.perturbed(job, budget, before)
-        attacked = torch.tensor(self.batch.in_play(before), device=images.device)[:, None, None, None]
-        earlier = self.left.get((job.suite.name, budget), self.batch.inputs)
-        self.left[job.suite.name, budget] = images = torch.where(attacked, images, earlier)
-        return again, images
+    def perturbed(self, job: Job, budget: Budget) -> tuple[pd.DataFrame, Tensor]:
+        """The rows of an attack, and the images; of a cascade, with those that attacks before it broke."""
+        if job.after is None:
+            return self.batch.perturbed(job, budget)
+        before = self.rows(CLEAN_CELL if job.after == CLEAN_CELL.attack else Cell(job.after, budget))
+        where = (job.suite.name, budget)
+        again, self.left[where] = self.batch.perturbed(job, budget, before, self.left.get(where))
+        return again, self.left[where]
 
     def written(self, cell: Cell, again: pd.DataFrame, images: Tensor, job: Job | None = None) -> pd.DataFrame:
         """Write images (B, C, H, W) in [0, 1]; a line of the index for each. `again`: the answers to them."""
@@ -257,7 +249,8 @@ def _distinct(names: Sequence[str]) -> list[str]:
     seen: set[str] = set()
     distinct = []
     for number, name in enumerate(names, start=1):
-        name = name if name.casefold() not in seen else f"{number}-{name}"
+        while name.casefold() in seen:
+            name = f"{number}-{name}"
         seen.add(name.casefold())
         distinct.append(name)
     return distinct

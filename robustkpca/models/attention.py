@@ -142,20 +142,18 @@ def penalty(
     """
     _, heads, tokens, head_dim = k.shape
     wide = torch.promote_types(k.dtype, torch.float32)
-    tiny = torch.finfo(wide).tiny
     scope = scope or ("causal" if is_causal else "all" if attn_mask is None else "visible")
+    seen = visible_keys(attn_mask, is_causal, tokens, k.device) if scope == "visible" else None
+    counts: Tensor | int = tokens
     if scope == "causal":
         norm = k.abs().sum(dim=-1, keepdim=True, dtype=wide).cumsum(-2)
         counts = torch.arange(1, tokens + 1, device=k.device, dtype=wide)[:, None]
-        return heads * head_dim * counts / (4.0 * norm.clamp_min(tiny))
-    seen = visible_keys(attn_mask, is_causal, tokens, k.device) if scope == "visible" else None
-    if seen is None:
+    elif seen is not None:
+        norm = seen.to(wide) @ k.abs().sum(dim=-1, keepdim=True, dtype=wide)
+        counts = seen.sum(-1, keepdim=True).clamp_min(1)
+    else:
         norm = k.abs().sum(dim=(-2, -1), keepdim=True, dtype=wide)
-        return tokens * heads * head_dim / (4.0 * norm.clamp_min(tiny))
-    seen = seen.to(wide)
-    norm = seen @ k.abs().sum(dim=-1, keepdim=True, dtype=wide)
-    counts = seen.sum(-1, keepdim=True).clamp_min(1)
-    return heads * head_dim * counts / (4.0 * norm.clamp_min(tiny))
+    return counts * heads * head_dim / (4.0 * norm.clamp_min(torch.finfo(wide).tiny))
 
 
 def principal_attention(

@@ -51,6 +51,7 @@ class _Pursuing(Pursuit):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
+        enable_gqa: bool = False,  # never: such a module is refused
     ) -> Tensor:
         if scale is not None:
             query = query * (scale * key.shape[-1] ** 0.5)
@@ -59,7 +60,7 @@ class _Pursuing(Pursuit):
 
 @functools.cache
 def _pursuing(kind: Any) -> Any:
-    return type(f"RPC{kind.__name__}", (_Pursuing, kind), {})
+    return type(f"{kind.__name__}WithPAP", (_Pursuing, kind), {})
 
 
 def attention_of(network: nn.Module, images: Tensor) -> dict[str, str]:
@@ -70,8 +71,10 @@ def attention_of(network: nn.Module, images: Tensor) -> dict[str, str]:
 
     def seen(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         reason = ""
-        if key.dim() != 4 or kwargs.get("enable_gqa"):
-            reason = "its heads share keys" if kwargs.get("enable_gqa") else "it has no dimension of heads"
+        if kwargs.get("enable_gqa"):
+            reason = "its heads share keys"
+        elif key.dim() != 4:
+            reason = "it has no dimension of heads"
         elif query.shape != key.shape:
             reason = f"its {query.shape[-2]} queries are not of its {key.shape[-2]} keys' tokens"
         elif value.shape != key.shape:

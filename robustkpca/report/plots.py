@@ -31,6 +31,7 @@ BANDS = 4  # models whose intervals are drawn: of more, they hide each other
 
 Pixels = NDArray[np.uint8]
 Form = Literal["page", "svg", "pdf"]  # SVG for light and dark, and plain in light colours
+SUFFIX: dict[Form, str] = {"page": "svg", "svg": "svg", "pdf": "pdf"}
 
 
 def accuracy_curves(run: Run, long: pd.DataFrame, suite: Suite, styles: Mapping[str, Style],

@@ -65,7 +65,7 @@ def receipt_lines(run: Run) -> list[str]:
             units = f"; {budgets_in_both_units(run, model)}" if budgets_in_both_units(run, model) else ""
             notes = "".join(f"; {note}" for note in model.notes)
             attention = f", attention {model.attention or 'not recorded'}" if model.vision else ""
-            sparse = f"; S not zero: {density_text(run, model.label)}" if density_text(run, model.label) else ""
+            sparse = f"; S not zero: {density}" if (density := density_text(run, model.label)) else ""
             lines.append(f"{model.label}: weights {model.weights}{attention}{sparse}{units}{notes}.")
     return lines
 
@@ -95,10 +95,12 @@ def _remarks(run: Run, model: ModelRecord) -> str:
 def density_text(run: Run, label: str) -> str:
     """The share of entries of S that are not zero, from the first to the last iteration, by layer; empty for a model
     without RPC-Attention, and for runs from before it was measured."""
-    layers = run.health.get(label, {}).get("density", {})
+    health = run.health.get(label, {})
+    layers = health.get("density", {})
     texts = {name: f"{shares[0]:.2g} to {shares[-1]:.2g}" if len(shares) > 1 else f"{shares[0]:.2g}"
              for name, shares in layers.items()}  # fmt: skip
-    return ", ".join(f"{_layer(name)} {text}" for name, text in texts.items())
+    said = ", ".join(f"{_layer(name)} {text}" for name, text in texts.items())
+    return f"{said} (first {health['n']} samples)" if said else ""
 
 
 def _layer(name: str) -> str:

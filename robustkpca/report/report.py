@@ -117,7 +117,7 @@ def _figures(run: Run, number: int, styles: Mapping[str, Style], form: plots.For
     long, title = trainings.shown_table(run), run.task.score.title
     lines: list[Block] = []
     maps: list[Block] = []
-    suffix = "pdf" if form == "pdf" else "svg"
+    suffix = plots.SUFFIX[form]
     for suite in run.suites:
         name = f"{number}-{suite.name}"
         if (drawn := plots.accuracy_curves(run, long, suite, styles, form)) is not None:
@@ -137,7 +137,7 @@ def _images(run: Run, number: int, styles: Mapping[str, Style], links: Sequence[
     """Photographs under each suite, and the pages of all that were broken."""
     blocks: list[Block] = []
     for suite in run.suites:
-        name = f"{number}-{suite.name}-examples.{'pdf' if form == 'pdf' else 'svg'}"
+        name = f"{number}-{suite.name}-examples.{plots.SUFFIX[form]}"
         shown = photographs.examples(run, suite, styles, name, form)
         if shown is not None:
             blocks += [Paragraph(shown[1]), shown[0]]

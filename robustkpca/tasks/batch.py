@@ -86,9 +86,12 @@ class Batch(ABC):
         parts = [self.perturbed(job, budget, before)[0] for budget in job.suite.budgets]
         return pd.concat(parts, ignore_index=True)
 
-    def perturbed(self, job: Job, budget: Budget, before: pd.DataFrame | None = None) -> tuple[pd.DataFrame, Tensor]:
-        """The rows of one attack at one budget, see `perturbed_rows`, and the perturbed inputs, (B, ...); those of
-        samples that a cascade does not attack any more are as they were without any attack."""
+    def perturbed(
+        self, job: Job, budget: Budget, before: pd.DataFrame | None = None, so_far: Tensor | None = None
+    ) -> tuple[pd.DataFrame, Tensor]:
+        """The rows of one attack at one budget, see `perturbed_rows`, and the perturbed inputs, (B, ...). Those of
+        samples that a cascade does not attack any more are as in `so_far`, by default as they were without any
+        attack."""
         if before is None:
             return self._perturbed(job, budget)
         earlier = before[before["budget"].isin([budget.text, UNPERTURBED.text])].reset_index(drop=True)
@@ -98,15 +101,16 @@ class Batch(ABC):
         rows["broken"] = rows["broken"].astype("boolean").fillna(False).astype(bool)
         targets = job.perturbation_of(self.task).targets(self, job.suite.threat)
         rows = rows.assign(**self.attacked(targets))
+        so_far = self.inputs if so_far is None else so_far
         if not alive.any():
-            return rows, self.inputs
+            return rows, so_far
         chosen = torch.from_numpy(alive.nonzero()[0]).to(self.inputs.device)
         part = self.take(chosen)
         tried = [] if job.after == CLEAN_CELL.attack else self._tried(earlier[alive])
         attacked, inputs = part._perturbed(job, budget, tried)
         self.examples |= part.examples
         rows = pd.concat([rows[~alive], attacked]).set_index("sample").loc[self.ids].reset_index()
-        return rows, self.inputs.index_copy(0, chosen, inputs)
+        return rows, so_far.index_copy(0, chosen, inputs)
 
     def _tried(self, rows: pd.DataFrame) -> list[str]:
         """The samples of these rows that a perturbation could be tried on."""

@@ -49,6 +49,7 @@ def test_models_and_data_that_lie_elsewhere_are_named(run, place, tmp_path):
         (("--images", "o", "--first", "0"), "--first: "),
         (("--figures", "o", "--float"), "are of --images DIR"),
         (("run", "--images", "o"), "--images: expected one run, got 2"),
+        (("--images", "."), ".: expected a new or empty folder"),
         (("--figures", "."), "expected a new or empty folder"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from PIL import Image
 
 from robustkpca.datasets.sources import load_images
 from robustkpca.errors import RunError
+from robustkpca.evaluation import attacked_images
 from robustkpca.evaluation.attacked_images import FLOATS, INDEX, export_images
 from robustkpca.evaluation.loop import evaluate
 from robustkpca.evaluation.plan import Plan
@@ -137,6 +138,13 @@ def test_some_models_some_cells_and_the_first_samples(run, tmp_path):
     assert some["as_in_run"].all()
     assert len(list((tmp_path / "few").rglob("*.png"))) == 69
     assert not list((tmp_path / "few").rglob(FLOATS))
+
+
+def test_no_two_models_or_classes_share_a_folder():
+    for names in (["3-x", "x", "X"], ["a", "A", "2-a"], ["b"] * 4):
+        made = attacked_images._distinct(names)
+        assert len({name.casefold() for name in made}) == len(names)
+        assert made[0] == names[0]
 
 
 def moved(found):

@@ -31,11 +31,11 @@ def run(folder, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_ten_kills_change_nothing(tmp_path, processes):
-    command = [sys.executable, "-m", "tests.helpers.killed", "kills", str(tmp_path), "10", str(processes)]
+def test_twenty_kills_change_nothing(tmp_path, processes):
+    command = [sys.executable, "-m", "tests.helpers.killed", "kills", str(tmp_path), "20", str(processes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 10, "the evaluation was over before it was killed 10 times"
+    assert int(done.stdout) == 20, "the evaluation was over before it was killed 20 times"
     whole, cut = Run.open(tmp_path / "whole"), Run.open(tmp_path / "cut")
     pd.testing.assert_frame_equal(cut.rows, whole.rows)
     assert cut.health == whole.health

@@ -202,14 +202,14 @@ def chances(draws: np.random.Generator, mean: float) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [0.0, 1.0])
 def test_false_alarms_are_rare(thousand, tolerance):
-    """250 re-runs of one model, every outcome drawn anew: fewer than 5 % may fail."""
+    """500 re-runs of one model, every outcome drawn anew: fewer than 5 % may fail."""
     draws = np.random.default_rng(0)
     alarms = 0
-    for _ in range(250):
+    for _ in range(500):
         likely = {cell: chances(draws, mean) for cell, mean in zip(CELLS, (0.87, 0.7, 0.4), strict=True)}
         before, now = ({c: draws.random(1000) < p for c, p in likely.items()} for _ in range(2))
         alarms += check(in_memory(thousand, now), in_memory(thousand, before), tolerance=tolerance).code != HOLDS
-    assert alarms < 0.05 * 250, alarms
+    assert alarms < 25, alarms
 
 
 @pytest.mark.slow
@@ -217,13 +217,13 @@ def test_a_drop_of_five_points_is_caught(thousand):
     """A twentieth of all samples, right before, is wrong now, on top of the same noise: caught in more than 95 %."""
     draws = np.random.default_rng(1)
     caught = 0
-    for _ in range(100):
+    for _ in range(200):
         likely = {cell: chances(draws, mean) for cell, mean in zip(CELLS, (0.87, 0.7, 0.4), strict=True)}
         before, now = ({c: draws.random(1000) < p for c, p in likely.items()} for _ in range(2))
         worse = np.flatnonzero(now[CELLS[1]])
         now[CELLS[1]][draws.choice(worse, 50, replace=False)] = False
         caught += check(in_memory(thousand, now), in_memory(thousand, before)).code == REGRESSED
-    assert caught > 95, caught
+    assert caught > 190, caught
 
 
 # -- limits of single cells

@@ -13,6 +13,7 @@ from robustkpca.models.settings import RPCSettings
 from robustkpca.report.paper_tables import budgets
 from robustkpca.report.provenance import density_text, receipt, receipt_in_brief
 from robustkpca.suites.suite import load_suite
+from robustkpca.tasks.classification.health import _rounded
 from tests.helpers.oracles import noise, tiny
 
 
@@ -56,8 +57,8 @@ def test_stands_in_the_receipt_and_zero_is_a_finding(tmp_path):
     run = evaluate(models, noise(), [load_suite("fgsm")], tmp_path / "run")
     _, some, none = run.models
     first, last = run.health[some]["density"]["blocks.0.attn"]
-    assert density_text(run, some) == f"layer 1 {first:.2g} to {last:.2g}"
-    assert density_text(run, none) == "layer 1 0 to 0, layer 2 0 to 0"
+    assert density_text(run, some) == f"layer 1 {first:.2g} to {last:.2g} (first 30 samples)"
+    assert density_text(run, none) == "layer 1 0 to 0, layer 2 0 to 0 (first 30 samples)"
     assert list(receipt(run)[0]["share of S that is not zero"]) == [
         "none",
         density_text(run, some),
@@ -67,6 +68,10 @@ def test_stands_in_the_receipt_and_zero_is_a_finding(tmp_path):
     assert any(f"S not zero: {density_text(run, some)}" in line for line in budgets([run]).receipt)
     levels = {f.model: f.level for f in findings(run) if f.rule == "sparse-part"}
     assert levels == {some: "pass", none: "warn"}
+
+
+def test_a_share_that_is_small_is_not_zero():
+    assert _rounded([6.6e-8, 0.0, 0.123456789]) == [6.6e-8, 0.0, 0.123457]
 
 
 def test_of_the_embedded_models():

@@ -114,7 +114,7 @@ def _gradient(classifier: Classifier, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _rounded(shares: list[float]) -> list[float]:
-    return [round(share, 6) for share in shares]
+    return [float(f"{share:.6g}") for share in shares]  # a small share is not zero
 
 
 def _number(value: Tensor) -> float | None:
